@@ -207,8 +207,9 @@ typedef struct mk_plan {
   int64_t network_bytes; /* bytes this rank sends to other nodes */
   uint64_t workspace_bytes; /* banked workspace the call needs on this rank */
   int32_t prepared;     /* 1: covered by the maxima prepared so far */
+  int32_t reserved;     /* 0 */
 } mk_plan_t;
-#define MK_PLAN_INIT {sizeof(mk_plan_t), MK_ALGORITHM_AUTO, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+#define MK_PLAN_INIT {sizeof(mk_plan_t), MK_ALGORITHM_AUTO, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 /* ----------------------------------------------------- library-wide calls */
 
