@@ -73,8 +73,6 @@ case $build_dir in
 esac
 cd "$root"
 
-# ------------------------------------------------------------------ packages
-
 # How to become root: nothing, sudo, or a sentence.
 become_root() {
   if [ "$(id -u)" -eq 0 ]; then
@@ -121,10 +119,8 @@ require_tools() {
       pkg-config --exists "$tool" || missing+=("$tool (headers and pkg-config file)")
     done
   fi
-  [ ${#missing[@]} -eq 0 ] || fail "--no-install, and these are missing: $(printf '%s, ' "${missing[@]}" | sed 's/, $//')."
+  [ ${#missing[@]} -eq 0 ] || fail "--no-install, and missing: $(printf '%s, ' "${missing[@]}" | sed 's/, $//')."
 }
-
-# --------------------------------------------------------------------- meson
 
 is_recent_meson() {
   local version
@@ -149,8 +145,6 @@ find_meson() {
     meson=$root/.venv/bin/meson
   fi
 }
-
-# --------------------------------------------------------------------- build
 
 # Sets `cuda`: the Hopper kernels take minutes to compile and serve only where there is a GPU.
 find_cuda() {

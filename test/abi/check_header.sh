@@ -1,6 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# usage: check_header.sh MKERNEL_H DESCRIPTION_C COMPILER... : the header alone, and every _INIT macro, as C99 and as C++17.
+# The header alone, and every _INIT macro, as C99 and as C++17.
+# usage: check_header.sh MKERNEL_H DESCRIPTION_C COMPILER...
 set -eu
 header=$1
 description=$2

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# Installs into a scratch folder, compiles the example at the end of mkernel.h against that installation as its comment says, and
-# runs it with two ranks.
+# Installs into a scratch folder, compiles the example at the end of mkernel.h against that installation as its
+# comment says, and runs it with two ranks.
 # usage: check_install.sh MESON BUILD_DIR PREFIX LIBDIR COMPILER...
 set -eu
 meson=$1

@@ -12,7 +12,7 @@ import sys
 
 
 def key_of(line):
-    """What a line is about: `struct NAME size`, `struct NAME field FIELD`, `enum NAME CONSTANT`, or a function's name."""
+    """What a line is about: `struct NAME size`, `struct NAME field FIELD`, `enum NAME CONSTANT`, a function's name."""
     words = line.split()
     if words[0] == 'function':
         return line.split('(')[0].replace('*', ' ').split()[-1]

@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: MIT
 """Checks what the built library exports and what it asks for.
 
-usage: check_library.py LIBRARY MKERNEL_H GOLDEN [--libsodium] [--sanitizers]: shared libraries allowed besides the usual
+usage: check_library.py LIBRARY MKERNEL_H GOLDEN [--libsodium] [--sanitizers]
+
+The options allow shared libraries besides the usual ones.
 """
 import re
 import subprocess

@@ -1,0 +1,90 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# The long runs that CI has no time for; docs/testing.md records their results.
+set -euo pipefail
+
+usage() {
+  cat <<'TEXT'
+usage: tools/soak.sh {all|fuzz|launches} [--runs N] [--launches N] [--seed S] [--build-dir DIR]
+
+  fuzz       N inputs (default 1000000) through every libFuzzer target, built by clang++ with the address sanitizer
+  launches   N operator launches (default 100000) of random operators and shapes, each checked
+  --seed     of both (default: the time, printed); the same seed gives the same inputs and shapes
+TEXT
+}
+
+fail() {
+  printf '%s\n' "soak: $*" >&2
+  exit 1
+}
+
+action=${1:-}
+[ $# -eq 0 ] || shift
+runs=1000000
+launches=100000
+seed=$(($(date +%s) % 1000000007))
+build_dir=build-soak
+while [ $# -gt 0 ]; do
+  [ $# -ge 2 ] || { usage >&2; exit 2; }
+  case $1 in
+    --runs) runs=$2 ;;
+    --launches) launches=$2 ;;
+    --seed) seed=$2 ;;
+    --build-dir) build_dir=$2 ;;
+    *) usage >&2; exit 2 ;;
+  esac
+  shift 2
+done
+case $action in
+  all | fuzz | launches) ;;
+  *) usage >&2; exit 2 ;;
+esac
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+meson=.venv/bin/meson
+[ -x "$meson" ] || meson=meson
+command -v "$meson" >/dev/null || fail "no meson: run tools/quickstart.sh deps --ci first."
+
+# build FOLDER OPTION...
+build() {
+  local folder=$1
+  shift
+  [ -f "$folder/build.ninja" ] || "$meson" setup "$folder" -Dcuda=disabled "$@"
+  "$meson" compile -C "$folder"
+}
+
+# One line for the table of docs/testing.md.
+record() {
+  printf '| %s | %s | %s, %s cores | %s | %s |\n' "$1" "$(git rev-parse --short=12 HEAD)" \
+    "$(. /etc/os-release && echo "$PRETTY_NAME")" "$(nproc)" "$seed" "$2"
+}
+
+soak_fuzz() {
+  local target found=no began=$SECONDS
+  command -v clang++-14 >/dev/null || fail "no clang++-14: run tools/quickstart.sh deps --ci first."
+  CC=clang-14 CXX=clang++-14 build "$build_dir/fuzz" -Dfuzz=true
+  for target in "$build_dir"/fuzz/test/fuzz/*; do
+    if [ ! -f "$target" ] || [ ! -x "$target" ]; then continue; fi
+    found=yes
+    mkdir -p "$build_dir/corpus/${target##*/}"
+    "$target" -runs="$runs" -seed="$seed" -timeout=10 "$build_dir/corpus/${target##*/}"
+    results+=("$(record "${target##*/}, $runs inputs" "no finding, $((SECONDS - began)) s")")
+    began=$SECONDS
+  done
+  [ "$found" = yes ] || fail "no fuzz target was built in $build_dir/fuzz/test/fuzz."
+}
+
+soak_launches() {
+  local began=$SECONDS
+  build "$build_dir/launches" -Dtests=enabled
+  "$build_dir/launches/test/ops/soak" --launches "$launches" --seed "$seed"
+  results+=("$(record "$launches launches" "all right, $((SECONDS - began)) s")")
+}
+
+echo "soak: seed $seed"
+results=()
+case $action in
+  all | fuzz) soak_fuzz ;;&
+  all | launches) soak_launches ;;
+esac
+printf '%s\n' "${results[@]}"
