@@ -56,7 +56,7 @@ build() {
 # One line for the table of docs/testing.md.
 record() {
   printf '| %s | %s | %s, %s cores | %s | %s |\n' "$1" "$(git rev-parse --short=12 HEAD)" \
-    "$(. /etc/os-release && echo "$PRETTY_NAME")" "$(nproc)" "$seed" "$2"
+    "$(uname -m)" "$(nproc)" "$seed" "$2"
 }
 
 soak_fuzz() {
