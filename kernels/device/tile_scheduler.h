@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: MIT
+// Which tile, and which part of its inner dimension, a worker computes next. Pure functions of the
+// schedule, the same on host and device: producer and consumers walk them separately and agree.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/device/host_device.h"
+
+namespace mk {
+
+// One piece of work. `m_tile` counts in tiles of a worker: a cluster of 2 owns two CTA tiles along M.
+struct TileWork {
+  int m_tile;
+  int n_tile;
+  int k_begin;  // in k-steps
+  int k_end;
+  // Workers [first_peer, first_peer + num_peers) hold the earlier k-steps of this tile, in order, and
+  // have written their partial sums. Only the owner, who has the last k-step, has peers.
+  int first_peer;
+  int num_peers;
+  bool is_owner;
+};
+
+// Tiles [0, num_streamk_tiles) are cut into equal ranges of k-steps, one a worker; the rest are whole tiles,
+// dealt out round-robin. A worker walks its range from the end, so that it first computes what another worker
+// waits for, and waits only for workers of a lower index, which the hardware started no later: no
+// cycle, and in a balanced launch no wait. A worker thus writes at most one partial tile a launch.
+struct TileSchedule {
+  int num_m_tiles;
+  int num_n_tiles;
+  int num_k_steps;
+  int num_workers;
+  int num_streamk_tiles;  // 0, or num_workers <= num_streamk_tiles * num_k_steps
+  int group_m;            // tiles of M that are walked before the next tile of N
+
+  MK_HOST_DEVICE int num_tiles() const { return num_m_tiles * num_n_tiles; }
+  MK_HOST_DEVICE int64_t num_streamk_steps() const { return int64_t{num_streamk_tiles} * num_k_steps; }
+
+  MK_HOST_DEVICE int64_t streamk_begin(int worker) const { return worker * num_streamk_steps() / num_workers; }
+
+  // The worker whose range holds `step`: the largest w with streamk_begin(w) <= step.
+  MK_HOST_DEVICE int streamk_worker(int64_t step) const {
+    return static_cast<int>(((step + 1) * num_workers - 1) / num_streamk_steps());
+  }
+
+  // Raster: groups of group_m rows of tiles, M fastest inside a group. The tiles in flight together then form
+  // a near-square block, whose panels of A and B are read from L2 and not from HBM.
+  MK_HOST_DEVICE void place(int tile, int* m_tile, int* n_tile) const {
+    const int tiles_per_group = group_m * num_n_tiles;
+    const int group = tile / tiles_per_group;
+    const int first_m = group * group_m;
+    const int rows = num_m_tiles - first_m < group_m ? num_m_tiles - first_m : group_m;
+    const int idx = tile - group * tiles_per_group;
+    *n_tile = idx / rows;
+    *m_tile = first_m + idx - *n_tile * rows;
+  }
+};
+
+class TileCursor {
+ public:
+  MK_HOST_DEVICE TileCursor(const TileSchedule& schedule, int worker)
+      : schedule_(schedule), worker_(worker), next_tile_(schedule.num_streamk_tiles + worker) {
+    if (schedule.num_streamk_tiles > 0) {
+      step_begin_ = schedule.streamk_begin(worker);
+      step_end_ = schedule.streamk_begin(worker + 1);
+    }
+  }
+
+  MK_HOST_DEVICE bool next(TileWork* work) {
+    if (step_end_ > step_begin_) {
+      take_streamk(work);
+      return true;
+    }
+    if (next_tile_ >= schedule_.num_tiles()) return false;
+    schedule_.place(next_tile_, &work->m_tile, &work->n_tile);
+    next_tile_ += schedule_.num_workers;
+    work->k_begin = 0;
+    work->k_end = schedule_.num_k_steps;
+    work->first_peer = 0;
+    work->num_peers = 0;
+    work->is_owner = true;
+    return true;
+  }
+
+ private:
+  MK_HOST_DEVICE void take_streamk(TileWork* work) {
+    const int num_k_steps = schedule_.num_k_steps;
+    const int tile = static_cast<int>((step_end_ - 1) / num_k_steps);
+    const int64_t tile_begin = int64_t{tile} * num_k_steps;
+    const int64_t begin = step_begin_ > tile_begin ? step_begin_ : tile_begin;
+    schedule_.place(tile, &work->m_tile, &work->n_tile);
+    work->k_begin = static_cast<int>(begin - tile_begin);
+    work->k_end = static_cast<int>(step_end_ - tile_begin);
+    work->is_owner = work->k_end == num_k_steps;
+    work->first_peer = 0;
+    work->num_peers = 0;
+    if (work->is_owner && work->k_begin > 0) {
+      work->first_peer = schedule_.streamk_worker(tile_begin);
+      work->num_peers = worker_ - work->first_peer;
+    }
+    step_end_ = begin;
+  }
+
+  const TileSchedule& schedule_;
+  int worker_;
+  int next_tile_;
+  int64_t step_begin_ = 0;
+  int64_t step_end_ = 0;
+};
+
+}  // namespace mk

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/gemm/gemm.h"
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <atomic>
+#include <climits>
+
+#include "kernels/gemm/gemm_kernel.cuh"
+
+namespace mk {
+namespace {
+
+using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
+                                 const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
+                                 CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+// The driver is asked for by name at run time: the library loads on machines that have none.
+std::atomic<EncodeTiled> encode_tiled{nullptr};
+
+const GemmKernelTable& kernels_of(GemmType in_type) {
+  return in_type == GemmType::bf16 ? gemm_kernels_bf16() : gemm_kernels_fp16();
+}
+
+const GemmKernelEntry* find_kernel(const GemmShape& shape, const GemmPlan& plan) {
+  if (shape.in_type == GemmType::fp32 || (shape.a_transposed && shape.b_transposed)) return nullptr;
+  const GemmLayout layout = shape.a_transposed ? GEMM_A_TRANSPOSED_KN : shape.b_transposed ? GEMM_NK : GEMM_KN;
+  for (int tile = 0; tile < NUM_GEMM_TILES; ++tile) {
+    if (GEMM_TILES[tile].block_m == plan.block_m && GEMM_TILES[tile].block_n == plan.block_n) {
+      return &kernels_of(shape.in_type).entries[tile][layout];
+    }
+  }
+  return nullptr;
+}
+
+// A row-major matrix as TMA sees it: `columns` contiguous, boxes of box_rows x box_columns, 128 bytes wide.
+bool encode_map(CUtensorMap* map, GemmType type, const void* base, int64_t rows, int64_t columns, int64_t ld,
+                int box_rows, int box_columns) {
+  const int element_bytes = type == GemmType::fp32 ? 4 : 2;
+  const CUtensorMapDataType data_type = type == GemmType::bf16   ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                        : type == GemmType::fp16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                                                 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+  // Without a k-step nothing is loaded, but a dimension of a map may not be 0.
+  const cuuint64_t dimensions[2] = {static_cast<cuuint64_t>(std::max<int64_t>(columns, 1)),
+                                    static_cast<cuuint64_t>(std::max<int64_t>(rows, 1))};
+  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(ld) * element_bytes};
+  const cuuint32_t box[2] = {static_cast<cuuint32_t>(box_columns), static_cast<cuuint32_t>(box_rows)};
+  const cuuint32_t element_strides[2] = {1, 1};
+  return encode_tiled.load(std::memory_order_acquire)(
+             map, data_type, 2, const_cast<void*>(base), dimensions, strides, box, element_strides,
+             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+bool is_aligned_16(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
+
+bool arguments_are_valid(const GemmArguments& arguments, const GemmPlan& plan) {
+  const GemmShape& shape = arguments.shape;
+  if (shape.m < 0 || shape.n < 0 || shape.k < 0) return false;
+  if (std::max({shape.m, shape.n, shape.k}) > INT_MAX - 256) return false;
+  if (!is_aligned_16(arguments.a) || !is_aligned_16(arguments.b)) return false;
+  if (arguments.lda % 8 != 0 || arguments.ldb % 8 != 0) return false;
+  if (arguments.lda < (shape.a_transposed ? shape.m : shape.k)) return false;
+  if (arguments.ldb < (shape.b_transposed ? shape.k : shape.n)) return false;
+  if (arguments.ldc < shape.n || arguments.c == nullptr) return false;
+  if (shape.k > 0 && (arguments.a == nullptr || arguments.b == nullptr)) return false;
+  if (gemm_plan_num_tiles(shape, plan) > INT_MAX) return false;
+  return plan.workspace_bytes == 0 || (arguments.workspace != nullptr && is_aligned_16(arguments.workspace));
+}
+
+bool fill_params(const GemmArguments& arguments, const GemmPlan& plan, GemmParams* params) {
+  const GemmShape& shape = arguments.shape;
+  // Any valid address will do for an operand that has no elements.
+  const void* a = shape.k > 0 ? arguments.a : arguments.workspace;
+  const void* b = shape.k > 0 ? arguments.b : arguments.workspace;
+  const int64_t lda = std::max<int64_t>(arguments.lda, 8);
+  const int64_t ldb = std::max<int64_t>(arguments.ldb, 8);
+  const bool a_encoded = shape.a_transposed
+                             ? encode_map(&params->map_a, shape.in_type, a, shape.k, shape.m, lda, GEMM_BLOCK_K, 64)
+                             : encode_map(&params->map_a, shape.in_type, a, shape.m, shape.k, lda, plan.block_m,
+                                          GEMM_BLOCK_K);
+  const bool b_encoded = shape.b_transposed
+                             ? encode_map(&params->map_b, shape.in_type, b, shape.n, shape.k, ldb,
+                                          plan.block_n / plan.num_cluster_ctas, GEMM_BLOCK_K)
+                             : encode_map(&params->map_b, shape.in_type, b, shape.k, shape.n, ldb, GEMM_BLOCK_K, 64);
+  if (!a_encoded || !b_encoded) return false;
+
+  const int out_bytes = shape.out_type == GemmType::fp32 ? 4 : 2;
+  const bool rows_aligned = is_aligned_16(arguments.c) && arguments.ldc * out_bytes % 16 == 0;
+  const int64_t n_tma = rows_aligned ? shape.n / (16 / out_bytes) * (16 / out_bytes) : 0;
+  if (n_tma > 0 && !encode_map(&params->map_c, shape.out_type, arguments.c, shape.m, n_tma, arguments.ldc,
+                               EPILOGUE_ROWS, EPILOGUE_ROW_BYTES / out_bytes)) {
+    return false;
+  }
+  const int cluster_m = plan.block_m * plan.num_cluster_ctas;
+  params->schedule = {static_cast<int>((shape.m + cluster_m - 1) / cluster_m),
+                      static_cast<int>((shape.n + plan.block_n - 1) / plan.block_n),
+                      static_cast<int>((shape.k + GEMM_BLOCK_K - 1) / GEMM_BLOCK_K),
+                      plan.num_workers,
+                      plan.num_streamk_tiles,
+                      plan.group_m};
+  params->epilogue = {arguments.c,
+                      arguments.ldc,
+                      arguments.bias,
+                      static_cast<int>(shape.m),
+                      static_cast<int>(shape.n),
+                      shape.out_type,
+                      arguments.bias_type,
+                      arguments.accumulate,
+                      rows_aligned,
+                      static_cast<int>(n_tma)};
+  params->num_cluster_ctas = plan.num_cluster_ctas;
+  params->workspace = arguments.workspace;
+  return true;
+}
+
+}  // namespace
+
+cudaError_t gemm_prepare() {
+  void* entry = nullptr;
+  cudaDriverEntryPointQueryResult found;
+  cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault,
+                                                       &found);
+  if (error != cudaSuccess) return error;
+  if (found != cudaDriverEntryPointSuccess) return cudaErrorNotSupported;
+  for (const GemmType type : {GemmType::bf16, GemmType::fp16}) {
+    for (const auto& row : kernels_of(type).entries) {
+      for (const GemmKernelEntry& kernel : row) {
+        // Also loads the module, which must not happen on the call path.
+        error = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel.kernel),
+                                     cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.smem_bytes);
+        if (error != cudaSuccess) return error;
+      }
+    }
+  }
+  encode_tiled.store(reinterpret_cast<EncodeTiled>(entry), std::memory_order_release);
+  return cudaSuccess;
+}
+
+cudaError_t gemm_launch(const GemmArguments& arguments, const GemmPlan& plan, cudaStream_t stream) {
+  if (arguments.shape.m == 0 || arguments.shape.n == 0) return cudaSuccess;
+  if (encode_tiled.load(std::memory_order_acquire) == nullptr) return cudaErrorNotReady;
+  const GemmKernelEntry* kernel = find_kernel(arguments.shape, plan);
+  if (kernel == nullptr || !arguments_are_valid(arguments, plan)) return cudaErrorInvalidValue;
+  GemmParams params{};
+  if (!fill_params(arguments, plan, &params)) return cudaErrorInvalidValue;
+
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {static_cast<unsigned>(plan.num_cluster_ctas), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(plan.num_ctas());
+  config.blockDim = dim3(kernel->num_threads);
+  config.dynamicSmemBytes = kernel->smem_bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = plan.num_cluster_ctas > 1 ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel->kernel, params);
+}
+
+}  // namespace mk

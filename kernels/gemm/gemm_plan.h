@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: MIT
+// How a product is cut up for a device: pure host code, shape in, configuration out.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace mk {
+
+enum class GemmType : int { bf16 = 1, fp16 = 2, fp32 = 3 };
+
+// C[m, n] = A[m, k] B[k, n]. All of it global, none of it addresses: equal shapes get equal plans.
+struct GemmShape {
+  int64_t m = 0;
+  int64_t n = 0;
+  int64_t k = 0;
+  GemmType in_type = GemmType::bf16;
+  GemmType out_type = GemmType::bf16;
+  bool a_transposed = false;  // A is [k, m] row-major
+  bool b_transposed = false;  // B is [n, k] row-major
+};
+
+struct GemmPlan {
+  int block_m = 0;
+  int block_n = 0;
+  int num_cluster_ctas = 1;    // along M; they share B's tiles by multicast inside the cluster
+  int num_workers = 0;         // clusters; the grid is num_workers * num_cluster_ctas
+  int num_streamk_tiles = 0;   // tiles (of a cluster) that are cut along k; the rest are whole
+  int group_m = 1;             // raster: see TileSchedule
+  size_t workspace_bytes = 0;  // 0 unless tiles are cut
+  double predicted_us = 0;     // the model's time, by which this plan was chosen
+
+  int num_ctas() const { return num_workers * num_cluster_ctas; }
+};
+
+struct GemmTile {
+  int block_m;
+  int block_n;
+};
+// The tiles that kernels exist for, in the order of their tables.
+constexpr GemmTile GEMM_TILES[] = {{128, 256}, {128, 128}, {64, 128}, {64, 64}};
+constexpr int NUM_GEMM_TILES = sizeof(GEMM_TILES) / sizeof(GEMM_TILES[0]);
+constexpr int GEMM_BLOCK_K = 64;
+
+// The best plan on `num_sms` multiprocessors (all or those the caller may use), by a model of its time.
+GemmPlan gemm_plan(const GemmShape& shape, int num_sms);
+
+// The plan with a given tile, cluster size and number of tiles cut along k (-1: none; tests and tuning).
+GemmPlan gemm_plan_with(const GemmShape& shape, int num_sms, GemmTile tile, int num_cluster_ctas,
+                        int num_streamk_tiles);
+
+// The number of cluster tiles that a plan's workers share out.
+int64_t gemm_plan_num_tiles(const GemmShape& shape, const GemmPlan& plan);
+
+}  // namespace mk

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: MIT
+// Scoped loads, stores and reductions, and fences (PTX ISA 9.7.9.8 ld, 9.7.9.12 st, 9.7.13.4
+// membar / fence, 9.7.13.7 red, and chapter 8, the memory model).
+#pragma once
+
+#include <cstdint>
+
+namespace mk::ptx {
+
+// PTX ISA: ld, `.acquire`
+__device__ __forceinline__ uint32_t ld_acquire_gpu(const uint32_t* address) {
+  uint32_t value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+__device__ __forceinline__ uint32_t ld_acquire_sys(const uint32_t* address) {
+  uint32_t value;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+__device__ __forceinline__ uint64_t ld_acquire_sys(const uint64_t* address) {
+  uint64_t value;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+  return value;
+}
+
+// PTX ISA: ld, `.relaxed`
+__device__ __forceinline__ uint32_t ld_relaxed_sys(const uint32_t* address) {
+  uint32_t value;
+  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+__device__ __forceinline__ uint64_t ld_relaxed_sys(const uint64_t* address) {
+  uint64_t value;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+  return value;
+}
+
+// PTX ISA: st, `.release`
+__device__ __forceinline__ void st_release_gpu(uint32_t* address, uint32_t value) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+__device__ __forceinline__ void st_release_sys(uint32_t* address, uint32_t value) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+__device__ __forceinline__ void st_release_sys(uint64_t* address, uint64_t value) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
+
+// PTX ISA: st, `.relaxed`
+__device__ __forceinline__ void st_relaxed_gpu(uint32_t* address, uint32_t value) {
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+__device__ __forceinline__ void st_relaxed_sys(uint64_t* address, uint64_t value) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
+
+// PTX ISA: red, `.release`, `.add`
+__device__ __forceinline__ void red_release_gpu_add(uint32_t* address, uint32_t value) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+__device__ __forceinline__ void red_release_sys_add(uint32_t* address, uint32_t value) {
+  asm volatile("red.release.sys.global.add.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+__device__ __forceinline__ void red_release_sys_add(uint64_t* address, uint64_t value) {
+  asm volatile("red.release.sys.global.add.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
+
+// PTX ISA: ld, `.cg` (cached in L2 only) and `.v4`
+__device__ __forceinline__ float4 ld_global_cg_v4(const float4* address) {
+  float4 value;
+  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+               : "l"(address)
+               : "memory");
+  return value;
+}
+
+// PTX ISA: st, `.cg` and `.v4`
+__device__ __forceinline__ void st_global_cg_v4(float4* address, float4 value) {
+  asm volatile("st.global.cg.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address), "f"(value.x),
+               "f"(value.y), "f"(value.z), "f"(value.w)
+               : "memory");
+}
+
+// PTX ISA: membar / fence, `.acq_rel`
+__device__ __forceinline__ void fence_acq_rel_gpu() {
+  asm volatile("fence.acq_rel.gpu;" ::: "memory");
+}
+__device__ __forceinline__ void fence_acq_rel_sys() {
+  asm volatile("fence.acq_rel.sys;" ::: "memory");
+}
+
+// PTX ISA: membar / fence, `.proxy.async`: orders generic accesses and those of TMA and wgmma.
+__device__ __forceinline__ void fence_proxy_async_shared_cta() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+__device__ __forceinline__ void fence_proxy_async_global() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
+}  // namespace mk::ptx

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: MIT
+// Register budgets, named and cluster barriers, matrix stores, special registers.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/ptx/mbarrier.cuh"
+
+namespace mk::ptx {
+
+// PTX ISA 9.7.19.5: setmaxnreg. A multiple of 8; every warp of the warpgroup executes it.
+template <int NUM_REGISTERS>
+__device__ __forceinline__ void setmaxnreg_inc() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(NUM_REGISTERS));
+}
+template <int NUM_REGISTERS>
+__device__ __forceinline__ void setmaxnreg_dec() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(NUM_REGISTERS));
+}
+
+// PTX ISA 9.7.13.1: barrier.sync. Barrier 0 is __syncthreads.
+__device__ __forceinline__ void barrier_sync(uint32_t barrier_idx, uint32_t num_threads) {
+  asm volatile("barrier.sync %0, %1;" ::"r"(barrier_idx), "r"(num_threads) : "memory");
+}
+
+// PTX ISA 9.7.13.3: barrier.cluster
+__device__ __forceinline__ void barrier_cluster_arrive_release() {
+  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+}
+__device__ __forceinline__ void barrier_cluster_wait_acquire() {
+  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+}
+
+// PTX ISA 9.7.14.5.16: stmatrix. Lane i gives the address of row i % 8 of matrix i / 8.
+__device__ __forceinline__ void stmatrix_x4(uint32_t smem_row_address, uint32_t r0, uint32_t r1,
+                                            uint32_t r2, uint32_t r3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                   smem_row_address),
+               "r"(r0), "r"(r1), "r"(r2), "r"(r3)
+               : "memory");
+}
+
+// PTX ISA 9.7.9.12: st, `.shared` and `.v2`
+__device__ __forceinline__ void st_shared_v2(uint32_t smem_address, float x, float y) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(smem_address), "f"(x), "f"(y) : "memory");
+}
+
+// PTX ISA 10: special registers
+__device__ __forceinline__ uint32_t cluster_ctarank() {
+  uint32_t value;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(value));
+  return value;
+}
+__device__ __forceinline__ uint64_t globaltimer() {
+  uint64_t value;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(value)::"memory");
+  return value;
+}
+
+}  // namespace mk::ptx
