@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What one rank owns of the network between nodes: a command FIFO, the proxy thread that empties it into a backend,
-// and the signal counters that arrivals raise.
+// What one rank owns of the network between nodes: a command FIFO, the proxy thread that empties it into a
+// backend, and the signal counters that arrivals raise.
 #pragma once
 
 #include <atomic>
@@ -12,38 +12,54 @@
 #include "../lib/exchange.h"
 #include "../lib/topology.h"
 #include "command.h"
+#include "proxy.h"
 
 namespace mk {
 
 struct EndpointOptions {
-  std::string backend;             // "loopback", ...; empty: automatic
-  std::function<void()> on_event;  // called by the proxy after it published signals or completions; must not block
-  std::function<void(int peer, Status)> on_peer_error;  // called by the proxy when a peer's link failed
+  std::string backend;  // "loopback", ...; empty: MK_TRANSPORT, else automatic; the same on every rank
+  std::function<void()>
+      on_event;  // called by the proxy after it published signals or completions; must not block
+  // Called by the proxy, once a peer, when the link to a peer failed; peer -1: a command of this rank is wrong.
+  // Then the proxy raises the abort token with the same status.
+  std::function<void(int peer, Status)> on_peer_error;
+  uint32_t fifo_capacity = 4096;  // commands, a power of two
+  IdleStrategy idle;
 };
 
 class Endpoint {
  public:
+  // Not collective. A peer whose puts are still under way sees a failed link unless the abort token is raised
+  // there: ranks agree that all is done (any collective step) before they destroy their endpoints. Ends the
+  // proxy; from then on no region is touched.
   virtual ~Endpoint() = default;
 
   // Connects this rank to the ranks of other nodes. Collective. MK_ERROR_UNSUPPORTED when no backend can (the
   // sentence says what each one lacks).
-  static Result<std::unique_ptr<Endpoint>> create(const Topology& topology, Exchange& exchange, AbortToken& abort,
-                                                  EndpointOptions options, Deadline deadline);
+  static Result<std::unique_ptr<Endpoint>> create(const Topology& topology, Exchange& exchange,
+                                                  AbortToken& abort, EndpointOptions options,
+                                                  Deadline deadline);
 
   virtual const char* backend() const = 0;
 
-  // Makes [base, base + bytes) a region that commands may name, at every rank under the same id. Collective; bytes
-  // may differ between ranks, also 0. `deregister_region` waits for nothing: the caller has seen its commands complete.
+  // Makes [base, base + bytes) a region that commands may name, at every rank under the same id. Collective;
+  // bytes may differ between ranks, also 0. `deregister_region` waits for nothing: the caller has seen its
+  // commands complete and, from its signals, those of its peers; a put that arrives later fails the link. Every
+  // rank registers and deregisters in the same order (MK_ERROR_MISMATCH otherwise). One thread at a time.
   virtual Result<uint32_t> register_region(void* base, size_t bytes, Deadline deadline) = 0;
   virtual void deregister_region(uint32_t region) = 0;
 
-  // Enqueues a command (any thread). False when the FIFO is full: try again after on_event, looking at the abort token meanwhile.
+  // Enqueues a command (any thread). False when the FIFO is full: try again after on_event, looking at the
+  // abort token meanwhile. A command that names a peer, region, range or signal that does not exist becomes an
+  // error of the endpoint (on_peer_error).
   virtual bool try_post(const Command& command) = 0;
-  // Commands posted so far, and of these the ones whose source memory the network no longer reads. Equal: all are
-  // locally complete. `completed` is read with acquire order.
+  // Commands posted so far, and of these the ones whose source memory the network no longer reads. Equal: all
+  // are locally complete. `completed` is read with acquire order. After a failure or an abort they may stay
+  // different for ever.
   virtual uint64_t posted() const = 0;
   virtual uint64_t completed() const = 0;
-  // Value of a signal counter, with acquire order: the bytes of the puts counted are visible.
+  // Value of a signal counter, with acquire order: the bytes of the puts counted are visible. index <
+  // kNumSignals.
   virtual uint64_t signal(uint32_t index) const = 0;
 };
 

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: MIT
+// Ranks for tests of transports, as threads or as processes, and what the suite is run over.
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "lib/abort_token.h"
+#include "lib/exchange.h"
+#include "transport/endpoint.h"
+#include "transport/transport.h"
+
+namespace mk::test {
+
+// A backend and the environment that it is tried under.
+struct BackendCase {
+  const char* backend;
+  const char* seed;  // MK_LOOPBACK_SEED
+};
+
+// The backends that must pass the suite. A new one adds its lines here; one that is not available is left out.
+std::vector<BackendCase> backend_cases();
+
+enum class RankKind { threads, processes };
+
+inline constexpr auto kTestTimeout = std::chrono::seconds(60);
+
+// One rank of a test. What a body reports as text fails the test.
+class Rank {
+ public:
+  Rank(int rank, const std::vector<int>& node_of_rank, Exchange& rank_exchange);
+
+  const int rank;
+  const int nranks;
+  const Topology topology;
+  Exchange& exchange;
+  AbortToken abort;
+  std::unique_ptr<Endpoint> endpoint;
+
+  // Makes the endpoint with hooks of this object; `choice` stands in for the library's table when it is not
+  // empty.
+  Status connect(EndpointOptions options, std::span<const Backend> choice = {});
+  // A region over `memory`; fails the body by an empty optional.
+  Result<uint32_t> add_region(std::vector<std::byte>& memory);
+  bool is_peer(int other) const { return !topology.same_node(rank, other); }
+
+  // Sleeps until the condition holds: true; false at the abort or after the timeout. Woken by the endpoint
+  // alone.
+  bool wait(const std::function<bool()>& condition, std::chrono::milliseconds timeout = kTestTimeout);
+  // Posts, waiting while the FIFO is full.
+  bool post(const Command& command);
+  bool wait_complete() {
+    return wait([&] { return endpoint->completed() == endpoint->posted(); });
+  }
+  // Every rank comes here before one goes on.
+  bool barrier();
+  void wake();
+
+  // Peers that on_peer_error has named, and what it said last.
+  std::vector<int> failed_peers();
+  std::string failure();
+  // Runs in the proxy's thread, before wake(): a test that makes a rank slow.
+  std::function<void()> on_event_hook;
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable event_;
+  std::vector<int> failed_peers_;
+  std::string failure_;
+};
+
+using RankBody = std::function<std::string(Rank&)>;
+
+// Runs the body as every rank; returns what the ranks had to report, "" when all went well. Ranks with the same
+// number in `node_of_rank` share a node.
+std::string run_ranks(RankKind kind, const BackendCase& backend, const std::vector<int>& node_of_rank,
+                      const RankBody& body);
+
+Command make_put(int peer, uint64_t source, uint64_t target, uint32_t bytes, uint32_t signal = kNoSignal);
+Command make_signal(int peer, uint32_t signal);
+
+}  // namespace mk::test
+
+// Leaves a body with the text when the condition does not hold.
+#define MK_EXPECT(condition)                                                            \
+  do {                                                                                  \
+    if (!(condition)) return mk::format("%s:%d: %s; ", __FILE__, __LINE__, #condition); \
+  } while (0)
+#define MK_EXPECT_OK(expression)                                                             \
+  do {                                                                                       \
+    if (const mk::Status mk_expected_ = (expression); !mk_expected_.ok())                    \
+      return mk::format("%s:%d: %s; ", __FILE__, __LINE__, mk_expected_.sentence().c_str()); \
+  } while (0)

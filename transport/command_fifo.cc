@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: MIT
+#include "command_fifo.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+
+namespace mk {
+namespace {
+
+// Head, tail and turn live in plain words, since a GPU shares them.
+template <class T>
+std::atomic_ref<T> atomic(T& word) {
+  static_assert(std::atomic_ref<T>::is_always_lock_free);
+  return std::atomic_ref<T>(word);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<CommandFifo>> CommandFifo::create(uint32_t capacity, uint64_t first_index) {
+  if (capacity == 0 || (capacity & (capacity - 1)) != 0) {
+    return Status(MK_ERROR_INTERNAL,
+                  format("command FIFO: expected a power of two as capacity, saw %u", capacity));
+  }
+  const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  const size_t bytes = (offsetof(Shared, slots) + size_t{capacity} * sizeof(Command) + page - 1) / page * page;
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) {
+    return Status(MK_ERROR_OUT_OF_MEMORY,
+                  format("command FIFO: cannot map %zu bytes: %s", bytes, std::strerror(errno)));
+  }
+  return std::unique_ptr<CommandFifo>(
+      new CommandFifo(static_cast<Shared*>(memory), bytes, capacity, first_index));
+}
+
+CommandFifo::CommandFifo(Shared* shared, size_t bytes, uint32_t capacity, uint64_t first_index)
+    : shared_(shared), bytes_(bytes), capacity_(capacity), next_(first_index) {
+  shared_->head = shared_->tail = first_index;
+  for (uint64_t index = first_index; index < first_index + capacity; ++index) {
+    shared_->slots[index % capacity].turn = turn_of(index) - 1;
+  }
+}
+
+CommandFifo::~CommandFifo() { munmap(shared_, bytes_); }
+
+bool CommandFifo::try_push(const Command& command) {
+  uint64_t index = atomic(shared_->head).load(std::memory_order_relaxed);
+  do {
+    // Signed: tail may have passed an old view of head, which the exchange then refuses. Acquire: the consumer
+    // has read the slot before we write it.
+    const uint64_t tail = atomic(shared_->tail).load(std::memory_order_acquire);
+    if (static_cast<int64_t>(index - tail) >= static_cast<int64_t>(capacity_)) return false;
+  } while (!atomic(shared_->head).compare_exchange_weak(index, index + 1, std::memory_order_relaxed));
+  publish(index, command);
+  return true;
+}
+
+uint64_t CommandFifo::claim() { return atomic(shared_->head).fetch_add(1, std::memory_order_relaxed); }
+
+bool CommandFifo::try_publish(uint64_t index, const Command& command) {
+  const uint64_t tail = atomic(shared_->tail).load(std::memory_order_acquire);
+  if (static_cast<int64_t>(index - tail) >= static_cast<int64_t>(capacity_)) return false;
+  publish(index, command);
+  return true;
+}
+
+void CommandFifo::publish(uint64_t index, const Command& command) {
+  Command& slot = shared_->slots[index % capacity_];
+  std::memcpy(static_cast<void*>(&slot), &command, offsetof(Command, turn));
+  // Sequentially consistent, beyond the release that the record needs: a CPU producer looks next whether the
+  // proxy sleeps, the proxy announces its sleep and then looks at the turn, and one of the two must see the
+  // other.
+  atomic(slot.turn).store(turn_of(index), std::memory_order_seq_cst);
+}
+
+uint64_t CommandFifo::claimed() const { return atomic(shared_->head).load(std::memory_order_relaxed); }
+
+std::optional<Command> CommandFifo::front() const {
+  Command& slot = shared_->slots[next_ % capacity_];
+  const uint32_t turn = turn_of(next_);
+  if (atomic(slot.turn).load(std::memory_order_seq_cst) != turn) return std::nullopt;
+  Command command{};
+  std::memcpy(static_cast<void*>(&command), &slot, offsetof(Command, turn));
+  command.turn = turn;
+  return command;
+}
+
+void CommandFifo::pop() { atomic(shared_->tail).store(++next_, std::memory_order_release); }
+
+}  // namespace mk
