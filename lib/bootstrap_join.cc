@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: MIT
+#include "bootstrap_join.h"
+
+#include <algorithm>
+#include <cerrno>
+
+#include "env.h"
+#include "network_interface.h"
+#include "rank_list.h"
+
+namespace mk {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kAttemptTime{5000};
+constexpr milliseconds kFirstPause{10};
+constexpr milliseconds kLongestPause{500};
+// The root decides at the deadline; its answer has this long to come.
+constexpr milliseconds kAnswerGrace{700};
+constexpr milliseconds kPassOnTime{200};
+constexpr size_t kMaxStrangers = 32;
+
+Deadline earlier(Deadline a, Deadline b) { return a.moment() < b.moment() ? a : b; }
+
+void add(std::vector<pollfd>& waits, const Channel& channel) {
+  waits.push_back({channel.fd(), channel.events(), 0});
+}
+
+}  // namespace
+
+// Returns when something is ready or `limit` has passed; an error only when the abort token is raised.
+Status Joiner::wait(std::vector<pollfd>& waits, Deadline limit) {
+  waits.push_back({abort_.fd(), POLLIN, 0});
+  const int left = limit.left_ms();
+  poll(waits.data(), waits.size(), abort_.fd() < 0 ? std::min(left, 100) : left);
+  waits.pop_back();
+  return abort_.raised() ? abort_.reason() : Status();
+}
+
+Status Joiner::pause(milliseconds span) {
+  const Deadline limit = earlier(Deadline::after(span), deadline_);
+  std::vector<pollfd> nothing;
+  while (!limit.passed()) MK_RETURN_IF_ERROR(wait(nothing, limit));
+  return Status();
+}
+
+Result<Channel> Joiner::reach_root() {
+  std::string trouble = "no answer";
+  for (milliseconds span = kFirstPause;; span = std::min(span * 2, kLongestPause)) {
+    Result<FileDescriptor> socket = start_connect(id_.root);
+    if (socket.ok()) {
+      Channel root = Channel::client(socket.take(), id_.secret,
+                                     Hello{Purpose::root, id_.job, static_cast<uint32_t>(rank_), 0, {}});
+      const Deadline limit = earlier(Deadline::after(kAttemptTime), deadline_);
+      while (!root.open() && root.end() == Channel::End::none && !limit.passed()) {
+        std::vector<pollfd> waits;
+        add(waits, root);
+        MK_RETURN_IF_ERROR(wait(waits, limit));
+        root.pump();
+      }
+      if (root.open()) return root;
+      trouble = root.end() == Channel::End::none ? "no answer" : root.why();
+      if (root.end() == Channel::End::wrong_secret) {
+        return Status(MK_ERROR_NETWORK, format("the root at %s does not know the secret of this id: the id is "
+                                               "stale, or another job uses that port",
+                                               id_.root.text().c_str()));
+      }
+      if (checked_in_ && root.end() == Channel::End::refused) {
+        return Status(MK_ERROR_NETWORK, format("the root at %s ended before all %d ranks had joined",
+                                               id_.root.text().c_str(), nranks_));
+      }
+    } else {
+      trouble = socket.status().sentence();
+    }
+    if (deadline_.passed()) break;
+    MK_RETURN_IF_ERROR(pause(span));
+  }
+  return Status(
+      MK_ERROR_NETWORK,
+      format(
+          "rank %d cannot reach the root at %s within %s: %s; is the process that made the id running, and its "
+          "address reachable from here (MK_SOCKET_IFNAME, MK_ROOT_PORT)?",
+          rank_, id_.root.text().c_str(), seconds(options_.timeout.count()).c_str(), trouble.c_str()));
+}
+
+Status Joiner::open_listener(const Channel& root) {
+  const std::string selection = env::text("MK_SOCKET_IFNAME");
+  // What the routes to the root use is an address that works; a selection by the user overrides it.
+  address_ = local_host(root.fd());
+  if (!selection.empty()) {
+    auto interfaces = list_network_interfaces();
+    if (!interfaces.ok()) return interfaces.status();
+    auto chosen = choose_network_interface(interfaces.value(), selection, id_.root);
+    if (!chosen.ok()) return chosen.status();
+    address_ = chosen->address;
+  }
+  auto listener = listen_on(address_);
+  if (!listener.ok()) return listener.status();
+  listener_ = listener.take();
+  return Status();
+}
+
+Status Joiner::meet_root() {
+  while (true) {
+    Result<Channel> root = reach_root();
+    if (!root.ok()) return root.status();
+    if (!listener_.valid()) MK_RETURN_IF_ERROR(open_listener(root.value()));
+    MK_RETURN_IF_ERROR(check_in(root.value()));
+    const Deadline limit = Deadline::at(deadline_.moment() + kAnswerGrace);
+    while (root->end() == Channel::End::none) {
+      std::vector<pollfd> waits;
+      add(waits, root.value());
+      MK_RETURN_IF_ERROR(wait(waits, limit));
+      root->pump();
+      const Result<bool> answered = read_answer(root.value());
+      if (!answered.ok()) return answered.status();
+      if (answered.value()) return Status();
+      if (limit.passed()) {
+        return Status(MK_ERROR_NETWORK, format("the root at %s fell silent after rank %d had checked in",
+                                               id_.root.text().c_str(), rank_));
+      }
+    }
+    // The root let go of the connection, perhaps among too many strangers: once more.
+    MK_RETURN_IF_ERROR(pause(kFirstPause));
+  }
+}
+
+Status Joiner::check_in(Channel& root) {
+  root.set_max_payload(kMaxRootPayload);
+  CheckIn message;
+  message.rank = static_cast<uint32_t>(rank_);
+  message.nranks = static_cast<uint32_t>(nranks_);
+  message.abi_version = static_cast<uint32_t>(options_.abi_version);
+  message.timeout_ms = static_cast<uint32_t>(options_.timeout.count());
+  message.left_ms = static_cast<uint32_t>(deadline_.left_ms());
+  message.address = address_;
+  message.build_id = options_.build_id;
+  message.config = options_.config;
+  root.send(FrameKind::check_in, encode(message));
+  root.pump();
+  checked_in_ = true;
+  return Status();
+}
+
+// True: the neighbours are known. An error: the root's verdict.
+Result<bool> Joiner::read_answer(Channel& root) {
+  while (const auto frame = root.next()) {
+    if (frame->kind == FrameKind::verdict) {
+      const auto verdict = decode_verdict(frame->payload);
+      if (verdict) return Status(static_cast<mk_status_t>(verdict->status), verdict->sentence);
+    } else if (frame->kind == FrameKind::assignment) {
+      const auto assignment = decode_assignment(frame->payload);
+      if (assignment) {
+        assignment_ = *assignment;
+        return true;
+      }
+    }
+    return Status(MK_ERROR_NETWORK, format("the root at %s sent a malformed answer", id_.root.text().c_str()));
+  }
+  return false;
+}
+
+Result<RingEnds> Joiner::connect_ring() {
+  Status failure;
+  while (failure.ok() && !(previous_ && welcomed_)) failure = turn();
+  if (!failure.ok()) {
+    pass_on(failure);
+    return failure;
+  }
+  listener_ = FileDescriptor();
+  strangers_.clear();
+  for (Channel* channel : {&*previous_, &*next_}) {
+    channel->set_max_payload(kMaxRingPayload);
+    set_user_timeout(channel->fd(), options_.peer_timeout);
+  }
+  return RingEnds{std::move(*previous_), std::move(*next_)};
+}
+
+Status Joiner::turn() {
+  MK_RETURN_IF_ERROR(advance_successor());
+  if (!previous_) accept_strangers();
+  advance_strangers();
+  if (previous_ && welcomed_) return Status();
+  if (deadline_.passed()) return ring_failure();
+  Deadline limit = deadline_;
+  std::vector<pollfd> waits;
+  if (!previous_) waits.push_back({listener_.get(), POLLIN, 0});
+  if (!welcomed_) limit = earlier(limit, next_ ? connect_limit_ : connect_again_);
+  if (next_ && !welcomed_) add(waits, *next_);
+  for (const Stranger& stranger : strangers_) {
+    add(waits, stranger.channel);
+    limit = earlier(limit, stranger.limit);
+  }
+  return wait(waits, limit);
+}
+
+Status Joiner::ring_failure() {
+  if (!welcomed_) {
+    successor_gone_ = true;
+    return Status(
+        MK_ERROR_TIMEOUT,
+        format("rank %d could not connect to rank %d at %s within %s: %s; does the network let it through "
+               "(MK_SOCKET_IFNAME chooses the interface)?",
+               rank_, (rank_ + 1) % nranks_, assignment_.successor.text().c_str(),
+               seconds(options_.timeout.count()).c_str(), next_trouble_.c_str()));
+  }
+  return Status(MK_ERROR_TIMEOUT,
+                format("rank %u did not connect to rank %d at %s within %s", assignment_.predecessor, rank_,
+                       address_.text().c_str(), seconds(options_.timeout.count()).c_str()));
+}
+
+Status Joiner::advance_successor() {
+  if (welcomed_) return Status();
+  if (!next_) {
+    if (!connect_again_.passed()) return Status();
+    Result<FileDescriptor> socket = start_connect(assignment_.successor);
+    connect_again_ = Deadline::after(kLongestPause);
+    if (!socket.ok()) {
+      next_trouble_ = socket.status().sentence();
+      return Status();
+    }
+    next_ = Channel::client(socket.take(), id_.secret,
+                            Hello{Purpose::ring,
+                                  id_.job,
+                                  static_cast<uint32_t>(rank_),
+                                  static_cast<uint32_t>((rank_ + 1) % nranks_),
+                                  {}});
+    connect_limit_ = Deadline::after(kAttemptTime);
+  }
+  next_->pump();
+  if (const auto frame = next_->next(); frame && frame->kind == FrameKind::welcome) {
+    welcomed_ = true;
+    return Status();
+  }
+  if (next_->end() == Channel::End::none && !connect_limit_.passed()) return Status();
+  next_trouble_ = next_->end() == Channel::End::none ? "no answer" : next_->why();
+  if (next_->end() == Channel::End::refused) {
+    successor_gone_ = true;
+    return Status(MK_ERROR_REMOTE, format("rank %d at %s ended while the ring was being connected, or a "
+                                          "firewall rejects rank %d's connection",
+                                          (rank_ + 1) % nranks_, assignment_.successor.text().c_str(), rank_));
+  }
+  next_.reset();
+  return Status();
+}
+
+void Joiner::accept_strangers() {
+  while (true) {
+    bool exhausted = false;
+    FileDescriptor accepted = accept_connection(listener_.get(), &exhausted);
+    if (!strangers_.empty() && (exhausted || (accepted.valid() && strangers_.size() >= kMaxStrangers))) {
+      strangers_.erase(strangers_.begin());
+    }
+    if (!accepted.valid()) return;
+    strangers_.push_back(Stranger{Channel::server(std::move(accepted), id_.secret, Purpose::ring,
+                                                  static_cast<uint32_t>(rank_), assignment_.predecessor),
+                                  Deadline::after(kAttemptTime)});
+  }
+}
+
+void Joiner::advance_strangers() {
+  for (size_t i = 0; i < strangers_.size();) {
+    Channel& channel = strangers_[i].channel;
+    channel.pump();
+    if (channel.open() && !previous_) {
+      channel.send(FrameKind::welcome);
+      channel.pump();
+      previous_ = std::move(channel);
+      strangers_.clear();
+      return;
+    }
+    if (channel.end() != Channel::End::none || strangers_[i].limit.passed()) {
+      strangers_.erase(strangers_.begin() + static_cast<std::ptrdiff_t>(i));
+    } else {
+      ++i;
+    }
+  }
+}
+
+// The neighbours that are connected already hear why this rank leaves, so that nobody blames this rank for
+// another's death.
+void Joiner::pass_on(const Status& failure) {
+  News news{Fate::aborted, static_cast<uint32_t>(rank_), static_cast<uint32_t>(rank_), failure.sentence()};
+  if (successor_gone_) {
+    news.fate = Fate::died;
+    news.subject = static_cast<uint32_t>((rank_ + 1) % nranks_);
+  }
+  if (previous_) previous_->send(FrameKind::news, encode(news));
+  if (next_ && welcomed_) next_->send(FrameKind::news, encode(news));
+  const Deadline limit = Deadline::after(kPassOnTime);
+  for (auto* channel : {&previous_, &next_}) {
+    while (*channel && (*channel)->end() == Channel::End::none && !(*channel)->output_empty() &&
+           !(*channel)->write_failed() && !limit.passed()) {
+      pollfd ready{(*channel)->fd(), (*channel)->events(), 0};
+      poll(&ready, 1, limit.left_ms());
+      (*channel)->pump();
+    }
+  }
+}
+
+}  // namespace mk
