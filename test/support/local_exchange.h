@@ -65,7 +65,8 @@ class LocalExchange {
       // The system clock's wait is the one that ThreadSanitizer of the supported compilers understands.
       const auto limit = std::chrono::system_clock::now() + std::chrono::milliseconds(deadline.left_ms());
       if (arrival_.wait_until(lock, limit) == std::cv_status::timeout && round.arrived < nranks()) {
-        return Status(MK_ERROR_TIMEOUT, format("%s: deadline passed; missing: %s", what, missing(round).c_str()));
+        return Status(MK_ERROR_TIMEOUT,
+                      format("%s: deadline passed; missing: %s", what, missing(round).c_str()));
       }
     }
     std::vector<Bytes> blocks = round.blocks;
