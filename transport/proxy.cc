@@ -21,11 +21,11 @@ constexpr int kBatch = 64;
 
 Result<std::unique_ptr<Proxy>> Proxy::start(CommandFifo& fifo, ProxyHandler& handler, const AbortToken& abort,
                                             IdleStrategy idle) {
-  const int doorbell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (doorbell < 0) {
+  FileDescriptor doorbell(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!doorbell.valid()) {
     return Status(MK_ERROR_SYSTEM, format("proxy: cannot make an eventfd: %s", std::strerror(errno)));
   }
-  std::unique_ptr<Proxy> proxy(new Proxy(fifo, handler, abort, idle, doorbell));
+  std::unique_ptr<Proxy> proxy(new Proxy(fifo, handler, abort, idle, std::move(doorbell)));
   // The application's signals are not for this thread: it inherits a mask that blocks them.
   sigset_t all, before;
   sigfillset(&all);
@@ -42,20 +42,20 @@ Result<std::unique_ptr<Proxy>> Proxy::start(CommandFifo& fifo, ProxyHandler& han
   return proxy;
 }
 
-Proxy::Proxy(CommandFifo& fifo, ProxyHandler& handler, const AbortToken& abort, IdleStrategy idle, int doorbell)
-    : fifo_(fifo), handler_(handler), abort_(abort), idle_(idle), doorbell_(doorbell) {}
+Proxy::Proxy(CommandFifo& fifo, ProxyHandler& handler, const AbortToken& abort, IdleStrategy idle,
+             FileDescriptor doorbell)
+    : fifo_(fifo), handler_(handler), abort_(abort), idle_(idle), doorbell_(std::move(doorbell)) {}
 
 Proxy::~Proxy() {
   stop_.store(true);
   ring();
   if (thread_.joinable()) thread_.join();
-  close(doorbell_);
 }
 
 void Proxy::ring() {
   if (!asleep_.load() || !asleep_.exchange(false)) return;
   const uint64_t one = 1;
-  [[maybe_unused]] const ssize_t written = write(doorbell_, &one, sizeof one);
+  [[maybe_unused]] const ssize_t written = write(doorbell_.get(), &one, sizeof one);
 }
 
 void Proxy::run() {
@@ -94,7 +94,7 @@ bool Proxy::handle_commands() {
 }
 
 void Proxy::sleep() {
-  descriptors_.assign(1, pollfd{doorbell_, POLLIN, 0});
+  descriptors_.assign(1, pollfd{doorbell_.get(), POLLIN, 0});
   std::chrono::microseconds limit = idle_.sleep;
   const bool aborted = abort_.raised();
   if (!aborted) {
@@ -111,7 +111,7 @@ void Proxy::sleep() {
   asleep_.store(false);
   uint64_t rings;
   if (descriptors_[0].revents != 0) [[maybe_unused]]
-    const ssize_t taken = read(doorbell_, &rings, sizeof rings);
+    const ssize_t taken = read(doorbell_.get(), &rings, sizeof rings);
 }
 
 }  // namespace mk

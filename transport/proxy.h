@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "../lib/abort_token.h"
+#include "../lib/file_descriptor.h"
 #include "command_fifo.h"
 
 namespace mk {
@@ -47,7 +48,8 @@ class Proxy {
   void ring();
 
  private:
-  Proxy(CommandFifo& fifo, ProxyHandler& handler, const AbortToken& abort, IdleStrategy idle, int doorbell);
+  Proxy(CommandFifo& fifo, ProxyHandler& handler, const AbortToken& abort, IdleStrategy idle,
+        FileDescriptor doorbell);
   void run();
   bool handle_commands();
   void sleep();
@@ -56,7 +58,7 @@ class Proxy {
   ProxyHandler& handler_;
   const AbortToken& abort_;
   const IdleStrategy idle_;
-  const int doorbell_;  // eventfd
+  const FileDescriptor doorbell_;  // eventfd
   std::atomic<bool> asleep_{false};
   std::atomic<bool> stop_{false};
   bool blocked_ = false;  // the command at the front waits for a credit

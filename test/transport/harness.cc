@@ -29,6 +29,9 @@ Topology make_topology(int rank, const std::vector<int>& node_of_rank) {
   return topology;
 }
 
+// Of a test whose ranks are processes.
+constexpr std::chrono::seconds kLongest{100};
+
 std::string report(int rank, const std::string& text) {
   return text.empty() ? "" : "rank " + std::to_string(rank) + ": " + text;
 }
@@ -83,7 +86,7 @@ std::string run_processes(const std::vector<int>& node_of_rank, const RankBody& 
     hub_fds.push_back(hub[0]), report_fds.push_back(reporting[0]);
     children.push_back(child);
   }
-  ProcessExchangeHub(hub_fds).serve(Deadline::after(2 * kTestTimeout));
+  ProcessExchangeHub(hub_fds).serve(Deadline::after(kLongest));
   std::string all;
   for (int r = 0; r < nranks; ++r) {
     const size_t i = static_cast<size_t>(r);
@@ -141,19 +144,21 @@ Status Rank::connect(EndpointOptions options, std::span<const Backend> choice) {
   };
   if (options.backend.empty()) options.backend = std::getenv("MK_TEST_BACKEND");
   auto made = create_endpoint(choice.empty() ? backends() : choice, topology, exchange, abort,
-                              std::move(options), Deadline::after(kTestTimeout));
+                              std::move(options), Deadline::after(timeout));
   if (!made.ok()) return made.status();
   endpoint = made.take();
   return {};
 }
 
 Result<uint32_t> Rank::add_region(std::vector<std::byte>& memory) {
-  return endpoint->register_region(memory.data(), memory.size(), Deadline::after(kTestTimeout));
+  return endpoint->register_region(memory.data(), memory.size(), Deadline::after(timeout));
 }
 
-bool Rank::wait(const std::function<bool()>& condition, std::chrono::milliseconds timeout) {
+bool Rank::wait(const std::function<bool()>& condition) { return wait(condition, timeout); }
+
+bool Rank::wait(const std::function<bool()>& condition, std::chrono::milliseconds span) {
   // The system clock's wait is the one that ThreadSanitizer of the supported compilers understands.
-  const auto limit = std::chrono::system_clock::now() + timeout;
+  const auto limit = std::chrono::system_clock::now() + span;
   std::unique_lock lock(mutex_);
   while (!condition()) {
     if (abort.raised()) return false;
@@ -166,7 +171,7 @@ bool Rank::post(const Command& command) {
   return wait([&] { return endpoint->try_post(command); });
 }
 
-bool Rank::barrier() { return exchange.all_gather({}, Deadline::after(kTestTimeout), "barrier").ok(); }
+bool Rank::barrier() { return exchange.all_gather({}, Deadline::after(timeout), "barrier").ok(); }
 
 void Rank::wake() {
   { std::lock_guard lock(mutex_); }

@@ -49,14 +49,14 @@ socklen_t make_address(const uint8_t* name, sockaddr_un* address) {
   return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + text.size());
 }
 
-Status listen_on(const Card& card, Channel* listener) {
-  *listener = Channel(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!listener->open()) return system_error("make a socket");
+Status listen_on(const Card& card, FileDescriptor* listener) {
+  *listener = FileDescriptor(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!listener->valid()) return system_error("make a socket");
   sockaddr_un address;
   const socklen_t length = make_address(card.name, &address);
-  if (bind(listener->fd(), reinterpret_cast<sockaddr*>(&address), length) != 0)
+  if (bind(listener->get(), reinterpret_cast<sockaddr*>(&address), length) != 0)
     return system_error("bind a socket");
-  if (listen(listener->fd(), SOMAXCONN) != 0) return system_error("listen on a socket");
+  if (listen(listener->get(), SOMAXCONN) != 0) return system_error("listen on a socket");
   return {};
 }
 
@@ -89,7 +89,7 @@ Result<std::vector<Introduced>> introduce(const Card& mine, const std::string& t
 // Connects this rank to its peers, in one loop so that no stranger can hold up the others.
 class Mesh {
  public:
-  Mesh(const Topology& topology, const std::vector<Introduced>& all, Channel listener)
+  Mesh(const Topology& topology, const std::vector<Introduced>& all, FileDescriptor listener)
       : topology_(topology),
         all_(all),
         listener_(std::move(listener)),
@@ -97,7 +97,7 @@ class Mesh {
         waiting_(all.size()) {}
 
   Status connect_all(const AbortToken& abort, Deadline deadline);
-  std::vector<Channel> take() { return std::move(peers_); }
+  std::vector<FileDescriptor> take() { return std::move(peers_); }
 
  private:
   bool is_peer(int rank) const { return !topology_.same_node(rank, topology_.rank); }
@@ -107,36 +107,36 @@ class Mesh {
   void accept_strangers();
   void hear_strangers();
   Status hear_answers();
-  bool send_hello(const Channel& channel, int to);
+  bool send_hello(const FileDescriptor& channel, int to);
   // The rank of the sender of a valid hello; -1: not one; -2: nothing yet.
-  int hear(const Channel& channel);
+  int hear(const FileDescriptor& channel);
   void wait(const AbortToken& abort, Deadline deadline);
 
   const Topology& topology_;
   const std::vector<Introduced>& all_;
-  Channel listener_;
-  std::vector<Channel> peers_;      // introduced both ways
-  std::vector<Channel> waiting_;    // connected to a lower rank, its answer outstanding
-  std::vector<Channel> strangers_;  // accepted, their hello outstanding
+  FileDescriptor listener_;
+  std::vector<FileDescriptor> peers_;      // introduced both ways
+  std::vector<FileDescriptor> waiting_;    // connected to a lower rank, its answer outstanding
+  std::vector<FileDescriptor> strangers_;  // accepted, their hello outstanding
 };
 
 std::string Mesh::missing() const {
   std::string ranks;
   for (int rank = 0; rank < topology_.nranks; ++rank) {
-    if (is_peer(rank) && !peers_[static_cast<size_t>(rank)].open()) ranks += format(" %d", rank);
+    if (is_peer(rank) && !peers_[static_cast<size_t>(rank)].valid()) ranks += format(" %d", rank);
   }
   return ranks;
 }
 
-bool Mesh::send_hello(const Channel& channel, int to) {
+bool Mesh::send_hello(const FileDescriptor& channel, int to) {
   Hello hello{kHelloMagic, static_cast<uint32_t>(topology_.rank), {}};
   std::memcpy(hello.token, token(to), kTokenBytes);
-  return send(channel.fd(), &hello, sizeof hello, MSG_NOSIGNAL | MSG_DONTWAIT) == sizeof hello;
+  return send(channel.get(), &hello, sizeof hello, MSG_NOSIGNAL | MSG_DONTWAIT) == sizeof hello;
 }
 
-int Mesh::hear(const Channel& channel) {
+int Mesh::hear(const FileDescriptor& channel) {
   Hello hello;
-  const ssize_t got = recv(channel.fd(), &hello, sizeof hello, MSG_DONTWAIT | MSG_TRUNC);
+  const ssize_t got = recv(channel.get(), &hello, sizeof hello, MSG_DONTWAIT | MSG_TRUNC);
   if (got < 0) return errno == EAGAIN || errno == EINTR ? -2 : -1;
   if (got != sizeof hello || hello.magic != kHelloMagic) return -1;
   if (std::memcmp(hello.token, token(topology_.rank), kTokenBytes) != 0) return -1;
@@ -147,12 +147,12 @@ int Mesh::hear(const Channel& channel) {
 Status Mesh::dial() {
   for (int rank = 0; rank < topology_.rank; ++rank) {
     const size_t i = static_cast<size_t>(rank);
-    if (!is_peer(rank) || peers_[i].open() || waiting_[i].open()) continue;
-    Channel channel(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    if (!channel.open()) return system_error("make a socket");
+    if (!is_peer(rank) || peers_[i].valid() || waiting_[i].valid()) continue;
+    FileDescriptor channel(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (!channel.valid()) return system_error("make a socket");
     sockaddr_un address;
     const socklen_t length = make_address(all_[i].card.name, &address);
-    if (connect(channel.fd(), reinterpret_cast<sockaddr*>(&address), length) != 0) {
+    if (connect(channel.get(), reinterpret_cast<sockaddr*>(&address), length) != 0) {
       if (errno == EAGAIN || errno == EINTR) continue;  // the backlog is full: later
       return Status(MK_ERROR_NETWORK,
                     format("loopback: cannot connect to rank %d: %s", rank, std::strerror(errno)));
@@ -167,27 +167,27 @@ Status Mesh::dial() {
 
 void Mesh::accept_strangers() {
   for (;;) {
-    Channel channel(accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!channel.open()) return;
+    FileDescriptor channel(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!channel.valid()) return;
     if (strangers_.size() == kMaxStrangers) strangers_.erase(strangers_.begin());
     strangers_.push_back(std::move(channel));
   }
 }
 
 void Mesh::hear_strangers() {
-  for (Channel& stranger : strangers_) {
+  for (FileDescriptor& stranger : strangers_) {
     const int rank = hear(stranger);
     if (rank == -2) continue;
-    const bool expected = rank > topology_.rank && is_peer(rank) && !peers_[static_cast<size_t>(rank)].open();
+    const bool expected = rank > topology_.rank && is_peer(rank) && !peers_[static_cast<size_t>(rank)].valid();
     if (expected && send_hello(stranger, rank)) peers_[static_cast<size_t>(rank)] = std::move(stranger);
     stranger.reset();
   }
-  std::erase_if(strangers_, [](const Channel& stranger) { return !stranger.open(); });
+  std::erase_if(strangers_, [](const FileDescriptor& stranger) { return !stranger.valid(); });
 }
 
 Status Mesh::hear_answers() {
   for (size_t i = 0; i < waiting_.size(); ++i) {
-    if (!waiting_[i].open()) continue;
+    if (!waiting_[i].valid()) continue;
     const int rank = hear(waiting_[i]);
     if (rank == -2) continue;
     if (rank != static_cast<int>(i)) {
@@ -199,13 +199,13 @@ Status Mesh::hear_answers() {
 }
 
 void Mesh::wait(const AbortToken& abort, Deadline deadline) {
-  std::vector<pollfd> descriptors{{listener_.fd(), POLLIN, 0}, {abort.fd(), POLLIN, 0}};
+  std::vector<pollfd> descriptors{{listener_.get(), POLLIN, 0}, {abort.fd(), POLLIN, 0}};
   int limit_ms = std::min(deadline.left_ms(), 100);
-  for (const Channel& stranger : strangers_) descriptors.push_back({stranger.fd(), POLLIN, 0});
+  for (const FileDescriptor& stranger : strangers_) descriptors.push_back({stranger.get(), POLLIN, 0});
   for (size_t i = 0; i < waiting_.size(); ++i) {
-    if (waiting_[i].open()) descriptors.push_back({waiting_[i].fd(), POLLIN, 0});
+    if (waiting_[i].valid()) descriptors.push_back({waiting_[i].get(), POLLIN, 0});
     const int rank = static_cast<int>(i);
-    const bool to_dial = rank < topology_.rank && is_peer(rank) && !waiting_[i].open() && !peers_[i].open();
+    const bool to_dial = rank < topology_.rank && is_peer(rank) && !waiting_[i].valid() && !peers_[i].valid();
     if (to_dial) limit_ms = std::min(limit_ms, 2);
   }
   poll(descriptors.data(), descriptors.size(), limit_ms);
@@ -240,10 +240,10 @@ Status check_hosts(const std::vector<Introduced>& all) {
 
 }  // namespace
 
-Result<std::vector<Channel>> connect_peers(const Topology& topology, Exchange& exchange,
-                                           const AbortToken& abort, Status ready, Deadline deadline) {
+Result<std::vector<FileDescriptor>> connect_peers(const Topology& topology, Exchange& exchange,
+                                                  const AbortToken& abort, Status ready, Deadline deadline) {
   Card card{};
-  Channel listener;
+  FileDescriptor listener;
   Status status = std::move(ready);
   if (!status.ok()) {
     // Said to the others below.

@@ -30,7 +30,7 @@ struct Outgoing {
 };
 
 struct Peer {
-  Channel channel;
+  FileDescriptor channel;
   std::deque<Outgoing> queue;  // puts not yet copied into the channel
   uint32_t incomplete = 0;     // posted, completion not yet reported
   bool left = false;           // it has said bye
@@ -43,15 +43,15 @@ struct Peer {
 
 class Loopback : public Transport {
  public:
-  Loopback(const TransportContext& context, std::vector<Channel> channels, uint64_t seed)
+  Loopback(const TransportContext& context, std::vector<FileDescriptor> channels, uint64_t seed)
       : rank_(context.topology.rank),
         abort_(context.abort),
         regions_(context.regions),
         peers_(channels.size()) {
     for (size_t rank = 0; rank < channels.size(); ++rank) {
       peers_[rank].channel = std::move(channels[rank]);
-      if (!peers_[rank].channel.open()) continue;
-      setsockopt(peers_[rank].channel.fd(), SOL_SOCKET, SO_SNDBUF, &kChannelBytes, sizeof kChannelBytes);
+      if (!peers_[rank].channel.valid()) continue;
+      setsockopt(peers_[rank].channel.get(), SOL_SOCKET, SO_SNDBUF, &kChannelBytes, sizeof kChannelBytes);
     }
     if (seed != 0) adversary_.emplace(seed, rank_);
   }
@@ -94,7 +94,7 @@ class Loopback : public Transport {
 bool Loopback::post(const Put& put) {
   Peer& peer = peers_[static_cast<size_t>(put.peer)];
   if (peer.failed) return true;
-  if (!peer.channel.open()) {
+  if (!peer.channel.valid()) {
     fail(put.peer, MK_ERROR_REMOTE, "it has left");
     return true;
   }
@@ -119,7 +119,7 @@ void Loopback::send_some(int rank) {
     msghdr message{};
     message.msg_iov = parts;
     message.msg_iovlen = part > 0 ? 2 : 1;
-    const ssize_t sent = sendmsg(peer.channel.fd(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    const ssize_t sent = sendmsg(peer.channel.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (sent < 0) {
       if (errno == EAGAIN || errno == EINTR || errno == ENOBUFS || errno == ENOMEM) return;
       // What it sent before it closed is still to be read; the end of the channel is noticed there.
@@ -173,7 +173,7 @@ void Loopback::deliver(int rank, const PacketHeader& header, std::span<const std
 // False when there is nothing more to read.
 bool Loopback::receive_one(int rank, TransportEvents& events) {
   Peer& peer = peers_[static_cast<size_t>(rank)];
-  const ssize_t got = recv(peer.channel.fd(), packet_.data(), packet_.size(), MSG_DONTWAIT | MSG_TRUNC);
+  const ssize_t got = recv(peer.channel.get(), packet_.data(), packet_.size(), MSG_DONTWAIT | MSG_TRUNC);
   if (got < 0) {
     if (errno == EAGAIN || errno == EINTR) return false;
     // The peer closed without reading all that was sent to it. Reported once; what it sent itself follows.
@@ -249,7 +249,7 @@ void Loopback::report_completions(TransportEvents& events) {
 }
 
 short Loopback::interest(const Peer& peer) const {
-  if (!peer.channel.open()) return 0;
+  if (!peer.channel.valid()) return 0;
   const bool read = !adversary_ || !adversary_->full();
   return static_cast<short>((read ? POLLIN : 0) | (peer.queue.empty() ? 0 : POLLOUT));
 }
@@ -260,14 +260,14 @@ void Loopback::poll(TransportEvents& events) {
   for (size_t rank = 0; rank < peers_.size(); ++rank) {
     const short wanted = interest(peers_[rank]);
     if (wanted == 0) continue;
-    descriptors_.push_back({peers_[rank].channel.fd(), wanted, 0});
+    descriptors_.push_back({peers_[rank].channel.get(), wanted, 0});
     ranks_.push_back(static_cast<int>(rank));
   }
   if (!descriptors_.empty() && ::poll(descriptors_.data(), descriptors_.size(), 0) > 0) {
     for (size_t i = 0; i < ranks_.size(); ++i) {
       const Peer& peer = peers_[static_cast<size_t>(ranks_[i])];
       if ((descriptors_[i].revents & (POLLIN | POLLHUP | POLLERR)) != 0) receive_some(ranks_[i], events);
-      if ((descriptors_[i].revents & POLLOUT) != 0 && peer.channel.open()) send_some(ranks_[i]);
+      if ((descriptors_[i].revents & POLLOUT) != 0 && peer.channel.valid()) send_some(ranks_[i]);
     }
   }
   if (adversary_) {
@@ -284,7 +284,8 @@ void Loopback::poll(TransportEvents& events) {
 
 std::chrono::microseconds Loopback::prepare_wait(std::vector<pollfd>& descriptors) {
   for (const Peer& peer : peers_) {
-    if (const short wanted = interest(peer); wanted != 0) descriptors.push_back({peer.channel.fd(), wanted, 0});
+    if (const short wanted = interest(peer); wanted != 0)
+      descriptors.push_back({peer.channel.get(), wanted, 0});
   }
   if (adversary_ && (!adversary_->idle() || !finished_.empty())) {
     return std::chrono::microseconds(adversary_->below(200));
@@ -298,10 +299,10 @@ void Loopback::leave() {
   PacketHeader header{};
   header.kind = PacketKind::bye;
   for (Peer& peer : peers_) {
-    if (!peer.channel.open()) continue;
-    while (send(peer.channel.fd(), &header, sizeof header, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 &&
+    if (!peer.channel.valid()) continue;
+    while (send(peer.channel.get(), &header, sizeof header, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 &&
            errno == EAGAIN) {
-      pollfd writable{peer.channel.fd(), POLLOUT, 0};
+      pollfd writable{peer.channel.get(), POLLOUT, 0};
       if (deadline.passed() || abort_.raised() || ::poll(&writable, 1, std::min(deadline.left_ms(), 50)) < 0)
         break;
     }
