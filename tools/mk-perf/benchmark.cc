@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: MIT
+#include "benchmark.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+
+#include "errors.h"
+
+namespace perf {
+namespace {
+
+// Sets of buffers to rotate through: enough that a launch finds none of its inputs in a cache where memory
+// allows it.
+constexpr size_t kRotatedBytes = size_t{256} << 20;
+constexpr size_t kMaxSets = 8;
+
+int number_of_sets(size_t bytes_per_set) {
+  const size_t enough = kRotatedBytes / std::max<size_t>(bytes_per_set, 1) + 1;
+  // Small ones stay in a cache anyway: three are enough for inputs that change from launch to launch.
+  const size_t small = bytes_per_set < (size_t{4} << 20) ? 3 : kMaxSets;
+  return static_cast<int>(std::clamp<size_t>(enough, 2, small));
+}
+
+// A communicator of this rank alone. Absent where the library cannot make one now, as when MK_ROOT_PORT pins a
+// port that another rank of the machine holds.
+class SoloCommunicator {
+ public:
+  explicit SoloCommunicator(const mk_comm_info_t& info) {
+    mk_unique_id_t id;
+    mk_comm_config_t config = MK_COMM_CONFIG_INIT;
+    config.device = info.device;
+    config.cuda_device = info.cuda_device;
+    config.host_threads = info.host_threads;
+    if (mk_get_unique_id(&id) != MK_SUCCESS || mk_comm_init(&comm_, &id, 1, 0, &config) != MK_SUCCESS)
+      comm_ = nullptr;
+  }
+  ~SoloCommunicator() {
+    if (comm_) mk_comm_finalize(comm_);
+    if (comm_) mk_comm_destroy(comm_);
+  }
+  SoloCommunicator(const SoloCommunicator&) = delete;
+  SoloCommunicator& operator=(const SoloCommunicator&) = delete;
+  mk_comm_t get() const { return comm_; }
+
+ private:
+  mk_comm_t comm_ = nullptr;
+};
+
+class Benchmark {
+ public:
+  explicit Benchmark(const BenchmarkInput& input) : input_(input) {
+    require(mk_comm_get_info(input.comm, &info_), "mk_comm_get_info", input.comm);
+    context_ = {input.comm, info_.rank, info_.nranks, &input.device, input.options.dtypes};
+  }
+
+  BenchmarkOutput run(const std::vector<Selection>& work) {
+    const std::vector<Selection> available = available_of(work);
+    size_t total = 0;
+    for (const Selection& selection : available) total += selection.shapes.size();
+    for (const Selection& selection : available) {
+      for (const Shape& shape : selection.shapes) {
+        show_progress(std::to_string(output_.results.size() + 1) + "/" + std::to_string(total) + " " +
+                      selection.op->name + " " + shape.text());
+        run_shape(*selection.op, shape);
+      }
+    }
+    show_progress("");
+    return std::move(output_);
+  }
+
+ private:
+  // Those that the device has; that an operator named on the command line is absent is an error.
+  std::vector<Selection> available_of(const std::vector<Selection>& work) const {
+    std::vector<Selection> available;
+    mk_status_t refusal = MK_SUCCESS;
+    for (const Selection& selection : work) {
+      const mk_status_t status = selection.op->availability(context_);
+      const bool wanted_by_name = input_.options.operator_name != "all";
+      if (status == MK_SUCCESS && !selection.op->make && wanted_by_name) {
+        throw UsageError(std::string(selection.op->name) + ": this mk-perf cannot run it");
+      }
+      if (status == MK_SUCCESS && selection.op->make) available.push_back(selection);
+      if (status != MK_SUCCESS && (wanted_by_name || status != MK_ERROR_UNSUPPORTED)) {
+        require(status, selection.op->name, context_.comm);
+      }
+      if (status != MK_SUCCESS) refusal = status;
+    }
+    if (available.empty()) require(refusal, "all", context_.comm);
+    return available;
+  }
+
+  void show_progress(const std::string& line) const {
+    if (input_.show_progress) std::fprintf(stderr, "\r\033[K%s", line.c_str());
+  }
+
+  void synchronize() const {
+    require(mk_comm_synchronize(context_.comm, context_.device->stream()), "mk_comm_synchronize",
+            context_.comm);
+  }
+
+  void run_shape(const Operator& op, const Shape& shape) {
+    const std::unique_ptr<Problem> problem = op.make(context_, shape);
+    const int num_sets = number_of_sets(problem->bytes_per_set());
+    problem->allocate(num_sets);
+
+    Check check;
+    std::vector<uint64_t> hashes;
+    if (input_.options.check) {
+      check_pattern(*problem, num_sets, Pattern::kIntegers, check);
+      check_pattern(*problem, num_sets, Pattern::kRandom, check);
+      for (int set = 0; set < num_sets; ++set) hashes.push_back(problem->output_hash(set));
+    } else {
+      for (int set = 0; set < num_sets; ++set) problem->fill(set, Pattern::kRandom);
+    }
+    for (int set = 0; set < num_sets; ++set) problem->poison(set);
+    const Schedule schedule = {input_.options.mode, input_.options.warmup, input_.options.iterations};
+    const Timing fused = measure(*problem, num_sets, context_, input_.group, schedule);
+    if (input_.options.check) check_same_bits(*problem, hashes, schedule, check);
+
+    Result result = {op.name,
+                     input_.device.name,
+                     info_.nranks,
+                     info_.num_nodes,
+                     shape,
+                     dtypes_text(context_.dtypes),
+                     schedule.mode,
+                     input_.options.check ? std::optional(agree(op, shape, check)) : std::nullopt,
+                     fused,
+                     std::nullopt,
+                     gemm_alone_us(op, shape, fused, schedule),
+                     std::nullopt,
+                     std::nullopt,
+                     problem->flops() / fused.median_us * 1e-6};
+    output_.results.push_back(std::move(result));
+  }
+
+  void check_pattern(Problem& problem, int num_sets, Pattern pattern, Check& check) const {
+    for (int set = 0; set < num_sets; ++set) problem.fill(set, pattern);
+    for (int set = 0; set < num_sets; ++set) problem.run(set);
+    synchronize();
+    for (int set = 0; set < num_sets; ++set) problem.check(set, pattern, check);
+  }
+
+  // The timed launches had the inputs of the check; sets that none of them reached are run now.
+  void check_same_bits(Problem& problem, const std::vector<uint64_t>& hashes, const Schedule& schedule,
+                       Check& check) const {
+    const int num_sets = static_cast<int>(hashes.size());
+    for (int set = schedule.warmup + schedule.iterations; set < num_sets; ++set) problem.run(set);
+    synchronize();
+    for (int set = 0; set < num_sets; ++set) {
+      if (problem.output_hash(set) == hashes[static_cast<size_t>(set)]) continue;
+      check.same_bits = false;
+      if (check.problem.empty()) check.problem = "a repeated launch on the same inputs gave other bits";
+    }
+  }
+
+  // The verdict of all ranks, the same on every one.
+  CheckResult agree(const Operator& op, const Shape& shape, const Check& check) {
+    // An infinite relative error stays comparable; a NaN never gets here.
+    const std::vector<double> worst = input_.group.maximum(
+        {check.passed() ? 0.0 : 1.0, check.exact ? 0.0 : 1.0, check.whole ? 0.0 : 1.0, check.relative_error});
+    if (!check.passed()) {
+      std::string problem = check.problem;
+      if (problem.empty()) {
+        char text[96];
+        std::snprintf(text, sizeof text, "random inputs: relative error %.3e, expected at most %.0e",
+                      check.relative_error, check.relative_error_limit);
+        problem = text;
+      }
+      output_.problems.push_back(std::string("check failed: ") + op.name + " " + shape.text() + ": " + problem);
+    }
+    output_.all_passed = output_.all_passed && worst[0] == 0.0;
+    return {worst[0] == 0.0, worst[1] == 0.0, worst[2] == 0.0, worst[3]};
+  }
+
+  // The same shape on every rank by itself, all at once: the operator without its communication.
+  std::optional<double> gemm_alone_us(const Operator& op, const Shape& shape, const Timing& fused,
+                                      const Schedule& schedule) {
+    if (info_.nranks == 1) return fused.median_us;
+    if (!solo_) solo_ = std::make_unique<SoloCommunicator>(info_);
+    if (input_.group.maximum({solo_->get() ? 0.0 : 1.0})[0] != 0.0) return std::nullopt;
+    Context solo_context = context_;
+    solo_context.comm = solo_->get();
+    solo_context.rank = 0;
+    solo_context.nranks = 1;
+    const std::unique_ptr<Problem> problem = op.make(solo_context, shape);
+    const int num_sets = number_of_sets(problem->bytes_per_set());
+    problem->allocate(num_sets);
+    for (int set = 0; set < num_sets; ++set) problem->fill(set, Pattern::kRandom);
+    return measure(*problem, num_sets, solo_context, input_.group, schedule).median_us;
+  }
+
+  const BenchmarkInput& input_;
+  mk_comm_info_t info_ = MK_COMM_INFO_INIT;
+  Context context_;
+  std::unique_ptr<SoloCommunicator> solo_;
+  BenchmarkOutput output_;
+};
+
+}  // namespace
+
+BenchmarkOutput run_benchmark(const BenchmarkInput& input, const std::vector<Selection>& work) {
+  return Benchmark(input).run(work);
+}
+
+}  // namespace perf

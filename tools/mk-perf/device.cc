@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: MIT
+#include "device.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <iterator>
+#include <string>
+#include <utility>
+
+#include "errors.h"
+
+namespace perf {
+namespace {
+
+constexpr size_t kAlignment = 256;
+
+void* host_allocate(size_t bytes) {
+  return std::aligned_alloc(kAlignment,
+                            (std::max<size_t>(bytes, 1) + kAlignment - 1) / kAlignment * kAlignment);
+}
+
+void host_copy(void* to, const void* from, size_t bytes) {
+  if (bytes) std::memcpy(to, from, bytes);
+}
+
+double host_time_us(mk_comm_t comm, const std::function<void()>& launches) {
+  const auto start = std::chrono::steady_clock::now();
+  launches();
+  require(mk_comm_synchronize(comm, nullptr), "mk_comm_synchronize", comm);
+  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
+}
+
+constexpr DeviceOperations kDevices[] = {
+    {MK_DEVICE_HOST, "host", host_allocate, std::free, host_copy, host_copy,
+     [] { return mk_stream_t{nullptr}; }, host_time_us},
+};
+
+}  // namespace
+
+const DeviceOperations* find_device(mk_device_t device) {
+  const auto* found = std::find_if(std::begin(kDevices), std::end(kDevices),
+                                   [&](const auto& entry) { return entry.device == device; });
+  return found == std::end(kDevices) ? nullptr : found;
+}
+
+DeviceBuffer::DeviceBuffer(const DeviceOperations& operations, size_t bytes)
+    : operations_(&operations), data_(operations.allocate(bytes)), bytes_(bytes) {
+  if (!data_) {
+    throw RunError("out of memory: " + std::to_string(bytes) + " bytes of " + operations.name +
+                   " memory for one matrix; choose a smaller shape");
+  }
+}
+
+DeviceBuffer::~DeviceBuffer() {
+  if (data_) operations_->release(data_);
+}
+
+DeviceBuffer::DeviceBuffer(DeviceBuffer&& other) noexcept
+    : operations_(other.operations_), data_(std::exchange(other.data_, nullptr)), bytes_(other.bytes_) {}
+
+void DeviceBuffer::upload(const void* host_memory) const { operations_->upload(data_, host_memory, bytes_); }
+
+void DeviceBuffer::download(void* host_memory) const { operations_->download(host_memory, data_, bytes_); }
+
+}  // namespace perf

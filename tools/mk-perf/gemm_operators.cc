@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: MIT
+// The three GEMM operators. To a benchmark they are one global product C[M, N] = A[M, K] * B[K, N] of which
+// each rank holds a window of A, of B and of C.
+#include <algorithm>
+#include <cstring>
+
+#include "element.h"
+#include "errors.h"
+#include "operators.h"
+#include "reference.h"
+
+namespace perf {
+namespace {
+
+enum class Kind { kAllgatherGemm, kGemmReduceScatter, kGemmAllreduce };
+
+constexpr uint64_t kSeedA = 0xa1;
+constexpr uint64_t kSeedB = 0xb2;
+// About a quarter of a second of reference a set and pattern.
+constexpr int64_t kMaxReferenceProducts = int64_t{1} << 27;
+
+int64_t padded(int64_t columns) { return (columns + 7) / 8 * 8; }
+
+struct Windows {
+  Window a;
+  Window b;
+  Window c;
+  int64_t inner;  // of the global product
+};
+
+// The distribution of each operator, as mkernel.h gives it: rank r owns rows [r*ceil(m/W), min(m,
+// (r+1)*ceil(m/W))).
+Windows windows_of(Kind kind, const Shape& shape, int rank, int nranks) {
+  const int64_t m = shape["m"];
+  const int64_t n = shape["n"];
+  const int64_t k = shape["k"];
+  const int64_t rows_a_rank = (m + nranks - 1) / nranks;
+  const int64_t first_row = std::min(m, rank * rows_a_rank);
+  const int64_t own_rows = std::min(m, (rank + 1) * rows_a_rank) - first_row;
+  switch (kind) {
+    case Kind::kAllgatherGemm:
+      return {{first_row, 0, own_rows, k}, {0, rank * n, k, n}, {0, rank * n, m, n}, k};
+    case Kind::kGemmReduceScatter:
+      return {{0, rank * k, m, k}, {rank * k, 0, k, n}, {first_row, 0, own_rows, n}, nranks * k};
+    case Kind::kGemmAllreduce:
+      break;
+  }
+  return {{0, rank * k, m, k}, {rank * k, 0, k, n}, {0, 0, m, n}, nranks * k};
+}
+
+struct Buffers {
+  DeviceBuffer a;
+  DeviceBuffer b;
+  DeviceBuffer c;
+};
+
+template <typename Args>
+void set_sizes_and_pointers(Args& args, const Shape& shape, const Dtypes& dtypes, const Buffers& buffers) {
+  args.m = shape["m"];
+  args.n = shape["n"];
+  args.k = shape["k"];
+  args.dtype = dtypes.dtype;
+  args.out_dtype = dtypes.out_dtype;
+  args.a = buffers.a.data();
+  args.lda = padded(args.k);
+  args.b = buffers.b.data();
+  args.ldb = padded(args.n);
+  args.c = buffers.c.data();
+  args.ldc = padded(args.n);
+}
+
+class GemmProblem : public Problem {
+ public:
+  GemmProblem(Kind kind, const Context& context, const Shape& shape)
+      : kind_(kind),
+        context_(context),
+        shape_(shape),
+        windows_(windows_of(kind, shape, context.rank, context.nranks)),
+        sample_(choose_sample(windows_.c, windows_.inner, kMaxReferenceProducts, 1)) {}
+
+  double flops() const override {
+    return 2.0 * static_cast<double>(shape_["m"]) * static_cast<double>(shape_["n"]) *
+           static_cast<double>(shape_["k"]);
+  }
+
+  size_t bytes_per_set() const override {
+    return bytes_of(windows_.a, context_.dtypes.dtype) + bytes_of(windows_.b, context_.dtypes.dtype) +
+           bytes_of(windows_.c, context_.dtypes.out_dtype);
+  }
+
+  void allocate(int num_sets) override {
+    sets_.reserve(static_cast<size_t>(num_sets));
+    for (int set = 0; set < num_sets; ++set) {
+      sets_.push_back({DeviceBuffer(*context_.device, bytes_of(windows_.a, context_.dtypes.dtype)),
+                       DeviceBuffer(*context_.device, bytes_of(windows_.b, context_.dtypes.dtype)),
+                       DeviceBuffer(*context_.device, bytes_of(windows_.c, context_.dtypes.out_dtype))});
+    }
+  }
+
+  void fill(int set, Pattern pattern) override {
+    fill_window(buffers(set).a, windows_.a, input_a(set, pattern));
+    fill_window(buffers(set).b, windows_.b, input_b(set, pattern));
+    poison(set);
+  }
+
+  void poison(int set) override {
+    const DeviceBuffer& c = buffers(set).c;
+    staging_.resize(c.bytes());
+    const mk_dtype_t dtype = context_.dtypes.out_dtype;
+    poison_elements(dtype, staging_.data(), static_cast<int64_t>(c.bytes() / element_bytes(dtype)));
+    c.upload(staging_.data());
+  }
+
+  void run(int set) override {
+    const mk_stream_t stream = context_.device->stream();
+    switch (kind_) {
+      case Kind::kAllgatherGemm: {
+        mk_allgather_gemm_args_t args = MK_ALLGATHER_GEMM_ARGS_INIT;
+        set_sizes_and_pointers(args, shape_, context_.dtypes, buffers(set));
+        return require(mk_allgather_gemm(context_.comm, &args, stream), "mk_allgather_gemm", context_.comm);
+      }
+      case Kind::kGemmReduceScatter: {
+        mk_gemm_reduce_scatter_args_t args = MK_GEMM_REDUCE_SCATTER_ARGS_INIT;
+        set_sizes_and_pointers(args, shape_, context_.dtypes, buffers(set));
+        args.comm_dtype = context_.dtypes.comm_dtype;
+        return require(mk_gemm_reduce_scatter(context_.comm, &args, stream), "mk_gemm_reduce_scatter",
+                       context_.comm);
+      }
+      case Kind::kGemmAllreduce: {
+        mk_gemm_allreduce_args_t args = MK_GEMM_ALLREDUCE_ARGS_INIT;
+        set_sizes_and_pointers(args, shape_, context_.dtypes, buffers(set));
+        args.comm_dtype = context_.dtypes.comm_dtype;
+        return require(mk_gemm_allreduce(context_.comm, &args, stream), "mk_gemm_allreduce", context_.comm);
+      }
+    }
+  }
+
+  void check(int set, Pattern pattern, Check& result) override {
+    const std::vector<double> reference =
+        reference_product(input_a(set, pattern), input_b(set, pattern), windows_.inner, windows_.c, sample_);
+    const bool integers = pattern == Pattern::kIntegers;
+    const Comparison comparison = compare(downloaded_output(set), sample_, reference, integers);
+    result.whole = sample_.whole;
+    result.complete = result.complete && comparison.complete;
+    if (integers) {
+      result.exact = result.exact && comparison.exact;
+    } else {
+      result.relative_error = std::max(result.relative_error, comparison.relative_error());
+    }
+    result.relative_error_limit = error_limit();
+    if (result.problem.empty() && !comparison.problem.empty()) {
+      result.problem = std::string(integers ? "integer inputs: " : "random inputs: ") + comparison.problem;
+    }
+  }
+
+  uint64_t output_hash(int set) override {
+    const Output output = downloaded_output(set);
+    const size_t row_bytes = static_cast<size_t>(output.cols) * element_bytes(output.dtype);
+    const size_t ld_bytes = static_cast<size_t>(output.ld) * element_bytes(output.dtype);
+    uint64_t hash = 0;
+    for (int64_t row = 0; row < output.rows; ++row) {
+      const unsigned char* bytes = staging_.data() + static_cast<size_t>(row) * ld_bytes;
+      for (size_t offset = 0; offset < row_bytes; offset += 8) {
+        uint64_t word = 0;
+        std::memcpy(&word, bytes + offset, std::min<size_t>(8, row_bytes - offset));
+        hash = index_hash(hash, word, offset);
+      }
+    }
+    return hash;
+  }
+
+ private:
+  static size_t bytes_of(const Window& window, mk_dtype_t dtype) {
+    return static_cast<size_t>(window.rows) * static_cast<size_t>(padded(window.cols)) * element_bytes(dtype);
+  }
+
+  const Buffers& buffers(int set) const { return sets_[static_cast<size_t>(set)]; }
+
+  // Partial sums travel as comm_dtype; the all-gather has none.
+  bool sums_travel() const { return kind_ != Kind::kAllgatherGemm && context_.nranks > 1; }
+
+  double error_limit() const {
+    const double output = relative_error_limit(context_.dtypes.out_dtype);
+    return sums_travel() ? std::max(output, relative_error_limit(context_.dtypes.comm_dtype)) : output;
+  }
+
+  InputMatrix input_a(int set, Pattern pattern) const {
+    InputMatrix input{pattern, context_.dtypes.dtype, kSeedA + 0x100 * static_cast<uint64_t>(set), 1};
+    int64_t limit = exact_integer_limit(context_.dtypes.out_dtype);
+    if (sums_travel()) limit = std::min(limit, exact_integer_limit(context_.dtypes.comm_dtype));
+    input.run_length = exact_run_length(windows_.inner, limit);
+    return input;
+  }
+
+  InputMatrix input_b(int set, Pattern pattern) const {
+    return {pattern, context_.dtypes.dtype, kSeedB + 0x100 * static_cast<uint64_t>(set), 1};
+  }
+
+  void fill_window(const DeviceBuffer& buffer, const Window& window, const InputMatrix& input) {
+    staging_.assign(buffer.bytes(), 0);
+    const int64_t ld = padded(window.cols);
+    for (int64_t row = 0; row < window.rows; ++row) {
+      for (int64_t col = 0; col < window.cols; ++col) {
+        store_element(input.dtype, staging_.data(), row * ld + col,
+                      input.value(window.row + row, window.col + col));
+      }
+    }
+    buffer.upload(staging_.data());
+  }
+
+  Output downloaded_output(int set) {
+    const DeviceBuffer& c = buffers(set).c;
+    staging_.resize(c.bytes());
+    c.download(staging_.data());
+    return {staging_.data(), context_.dtypes.out_dtype, windows_.c.rows, windows_.c.cols,
+            padded(windows_.c.cols)};
+  }
+
+  Kind kind_;
+  Context context_;
+  Shape shape_;
+  Windows windows_;
+  Sample sample_;
+  std::vector<Buffers> sets_;
+  std::vector<unsigned char> staging_;
+};
+
+template <Kind kind>
+std::unique_ptr<Problem> make(const Context& context, const Shape& shape) {
+  return std::make_unique<GemmProblem>(kind, context, shape);
+}
+
+template <typename Args>
+mk_status_t ask(const Context& context, Args args, mk_status_t (*plan_of)(mk_comm_t, const Args*, mk_plan_t*)) {
+  mk_plan_t plan = MK_PLAN_INIT;
+  args.m = args.n = args.k = args.lda = args.ldb = args.ldc = 64;
+  args.dtype = context.dtypes.dtype;
+  args.out_dtype = context.dtypes.out_dtype;
+  return plan_of(context.comm, &args, &plan);
+}
+
+void validate(const Shape& shape, int nranks) {
+  // Bytes of the largest matrix must stay addressable with 64-bit offsets.
+  const double largest = std::max({static_cast<double>(shape["m"]) * static_cast<double>(shape["n"]),
+                                   static_cast<double>(shape["m"]) * static_cast<double>(shape["k"]),
+                                   static_cast<double>(shape["n"]) * static_cast<double>(shape["k"])}) *
+                         nranks * 4;
+  if (largest > 0x1p60) throw UsageError("--shape \"" + shape.text() + "\": a matrix has more than 2^60 bytes");
+}
+
+const ShapeKeys kKeys = {{"m"}, {"n"}, {"k"}};
+
+}  // namespace
+
+const Operator kAllgatherGemm = {"allgather_gemm", kKeys,
+                                 [](const Context& context) {
+                                   return ask<mk_allgather_gemm_args_t>(context, MK_ALLGATHER_GEMM_ARGS_INIT,
+                                                                        mk_allgather_gemm_plan);
+                                 },
+                                 validate, make<Kind::kAllgatherGemm>};
+
+const Operator kGemmReduceScatter = {"gemm_reduce_scatter", kKeys,
+                                     [](const Context& context) {
+                                       return ask<mk_gemm_reduce_scatter_args_t>(
+                                           context, MK_GEMM_REDUCE_SCATTER_ARGS_INIT,
+                                           mk_gemm_reduce_scatter_plan);
+                                     },
+                                     validate, make<Kind::kGemmReduceScatter>};
+
+const Operator kGemmAllreduce = {"gemm_allreduce", kKeys,
+                                 [](const Context& context) {
+                                   return ask<mk_gemm_allreduce_args_t>(context, MK_GEMM_ALLREDUCE_ARGS_INIT,
+                                                                        mk_gemm_allreduce_plan);
+                                 },
+                                 validate, make<Kind::kGemmAllreduce>};
+
+}  // namespace perf

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "mkernel.h"
+
+namespace perf {
+
+// What a result was measured on; what does not apply or cannot be read is absent.
+struct Machine {
+  std::optional<std::string> cpu;
+  int cores = 0;
+  std::string kernel;
+  std::optional<std::string> gpu;
+  std::optional<std::string> driver;
+  std::optional<std::string> clocks;
+  std::string build;  // version and commit that mk-perf was built from
+  std::string compiler;
+};
+
+Machine describe_machine(mk_device_t device);
+
+// "0.1.0", of the library that is loaded.
+std::string library_version();
+std::string build_id();
+
+}  // namespace perf

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: MIT
+// The operators that mk-perf measures. An operator is one file: it says its sizes, allocates, fills, runs and
+// checks.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "device.h"
+#include "input_matrix.h"
+#include "mkernel.h"
+#include "shape.h"
+
+namespace perf {
+
+struct Dtypes {
+  mk_dtype_t dtype = MK_DTYPE_BF16;
+  mk_dtype_t out_dtype = MK_DTYPE_BF16;
+  mk_dtype_t comm_dtype = MK_DTYPE_BF16;
+};
+
+// The rank that a problem is run by.
+struct Context {
+  mk_comm_t comm = nullptr;
+  int rank = 0;
+  int nranks = 1;
+  const DeviceOperations* device = nullptr;
+  Dtypes dtypes;
+};
+
+struct Check {
+  bool exact = true;          // integers: equal to the last bit
+  bool complete = true;       // every element written, none beyond
+  bool same_bits = true;      // repeated launches agree
+  double relative_error = 0;  // random inputs
+  double relative_error_limit = 0;
+  bool whole = true;    // every element was compared, not a sample
+  std::string problem;  // the first thing wrong on this rank, "" when all is well
+
+  bool passed() const { return exact && complete && same_bits && relative_error <= relative_error_limit; }
+};
+
+// One shape of one operator on one rank, with several sets of buffers to rotate through.
+class Problem {
+ public:
+  virtual ~Problem() = default;
+  virtual double flops() const = 0;          // of this rank, a launch
+  virtual size_t bytes_per_set() const = 0;  // of device memory
+  virtual void allocate(int num_sets) = 0;
+  // Fills the inputs, differently for each set, and poisons the output.
+  virtual void fill(int set, Pattern pattern) = 0;
+  virtual void poison(int set) = 0;
+  virtual void run(int set) = 0;  // enqueues
+  // Compares the output of a completed launch with the reference for what fill put in.
+  virtual void check(int set, Pattern pattern, Check& result) = 0;
+  // Of all bits of the output, padding excluded.
+  virtual uint64_t output_hash(int set) = 0;
+};
+
+struct Operator {
+  const char* name;
+  ShapeKeys keys;
+  // What the library answers to a small call: MK_ERROR_UNSUPPORTED, leaving a sentence, where it has no such
+  // operator.
+  mk_status_t (*availability)(const Context& context);
+  // A UsageError for a shape that passes the keys' ranges but makes no sense. May be nullptr.
+  void (*validate)(const Shape& shape, int nranks);
+  // nullptr: mk-perf cannot run it yet.
+  std::unique_ptr<Problem> (*make)(const Context& context, const Shape& shape);
+};
+
+extern const Operator kAllgatherGemm;
+extern const Operator kGemmReduceScatter;
+extern const Operator kGemmAllreduce;
+extern const Operator kMoeDispatchGemm;
+extern const Operator kMoeGemmCombine;
+extern const Operator kRingAttention;
+
+const std::vector<const Operator*>& all_operators();
+
+// nullptr: no such operator.
+const Operator* find_operator(const std::string& name);
+
+}  // namespace perf

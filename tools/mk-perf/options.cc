@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: MIT
+#include "options.h"
+
+// Values contain commas: no option is a list of comma-separated items.
+#define CXXOPTS_VECTOR_DELIMITER '\n'
+#include <cxxopts.hpp>
+
+#include "element.h"
+#include "errors.h"
+#include "presets.h"
+
+namespace perf {
+namespace {
+
+constexpr int kMaxLocalRanks = 256;
+
+cxxopts::Options command_line() {
+  cxxopts::Options options("mk-perf", "Measures and checks the operators of libmkernel.\n");
+  const auto text = [](const char* fallback) { return cxxopts::value<std::string>()->default_value(fallback); };
+  options.positional_help("<operator|all>").custom_help("[options]");
+  options.add_options()(
+      "operator",
+      "allgather_gemm, gemm_reduce_scatter, gemm_allreduce, moe_dispatch_gemm, moe_gemm_combine, "
+      "ring_attention, or all that the device has",
+      text(""))("device", "auto, host or cuda", text("auto"))(
+      "g",
+      "Ranks to start on this machine, one process each (default: the launcher's ranks; 2 without a launcher)",
+      cxxopts::value<std::string>(),
+      "RANKS")("nodes", "Emulated nodes: consecutive ranks share memory, others talk through a transport",
+               cxxopts::value<std::string>(),
+               "N")("shape",
+                    "Sizes, e.g. m=4096,n=1024,k=4096; may be repeated. GEMM operators: m n k (k the whole "
+                    "inner dimension for "
+                    "the all-gather, the local one otherwise; n the local columns). MoE: tokens (in all) "
+                    "hidden inter experts "
+                    "topk. Attention: batch seq (in all) heads kv_heads dim causal zigzag",
+                    cxxopts::value<std::vector<std::string>>(),
+                    "k=v,...")("preset", "A list of shapes: " + preset_names(), cxxopts::value<std::string>(),
+                               "NAME")("dtype", "Of the inputs: bf16 or fp16", text("bf16"))(
+      "out-dtype", "Of the output: bf16, fp16 or fp32 (default: --dtype)", cxxopts::value<std::string>(),
+      "TYPE")(
+      "comm-dtype",
+      "Of partial sums between ranks: bf16, fp16 or fp32 (default: the output's if 16-bit, else --dtype)",
+      cxxopts::value<std::string>(),
+      "TYPE")("check", "Compare with a float64 reference: integers exactly, random inputs within a tolerance")(
+      "baseline", "nccl (NCCL + cuBLAS) or none", text("none"))("iters", "Timed launches a shape", text("20"))(
+      "warmup", "Launches before them", text("3"))(
+      "mode", "isolated (meet, launch, wait) or back-to-back (meet, launch many times, wait)",
+      text("isolated"))("json", "Write the results to this file too", text(""), "FILE")(
+      "id-file", "How ranks of a launcher find each other: a path on a folder that all share", text(""),
+      "FILE")("env", "Print the environment variables and the launcher found, and exit")(
+      "version", "Print the version and exit")("h,help", "Print this and exit");
+  options.parse_positional({"operator"});
+  return options;
+}
+
+int integer(const cxxopts::ParseResult& parsed, const char* name, int low, int high) {
+  const std::string option = std::string(name).size() == 1 ? "-" + std::string(name) : "--" + std::string(name);
+  return static_cast<int>(parse_integer(parsed[name].as<std::string>(), option, low, high));
+}
+
+mk_device_t parse_device(const std::string& text) {
+  if (text == "auto") return MK_DEVICE_AUTO;
+  if (text == "host") return MK_DEVICE_HOST;
+  if (text == "cuda") return MK_DEVICE_CUDA;
+  throw UsageError("--device: expected auto, host or cuda, saw \"" + text + "\"");
+}
+
+Mode parse_mode(const std::string& text) {
+  if (text == "isolated") return Mode::kIsolated;
+  if (text == "back-to-back") return Mode::kBackToBack;
+  throw UsageError("--mode: expected isolated or back-to-back, saw \"" + text + "\"");
+}
+
+Dtypes parse_dtypes(const cxxopts::ParseResult& parsed) {
+  Dtypes dtypes;
+  dtypes.dtype = parse_dtype(parsed["dtype"].as<std::string>(), "--dtype", false);
+  dtypes.out_dtype = dtypes.dtype;
+  if (parsed.count("out-dtype"))
+    dtypes.out_dtype = parse_dtype(parsed["out-dtype"].as<std::string>(), "--out-dtype", true);
+  dtypes.comm_dtype = dtypes.out_dtype == MK_DTYPE_FP32 ? dtypes.dtype : dtypes.out_dtype;
+  if (parsed.count("comm-dtype")) {
+    dtypes.comm_dtype = parse_dtype(parsed["comm-dtype"].as<std::string>(), "--comm-dtype", true);
+  }
+  return dtypes;
+}
+
+bool parse_baseline(const std::string& text, mk_device_t device) {
+  if (text == "none") return false;
+  if (text != "nccl") throw UsageError("--baseline: expected nccl or none, saw \"" + text + "\"");
+  if (device == MK_DEVICE_HOST)
+    throw UsageError("--baseline nccl: NCCL needs GPUs; leave it out with --device host");
+  return true;
+}
+
+void parse_operator(const cxxopts::ParseResult& parsed, Options& options) {
+  if (!parsed.unmatched().empty()) {
+    throw UsageError("expected one operator, saw \"" + parsed.unmatched().front() + "\" after \"" +
+                     parsed["operator"].as<std::string>() + "\"");
+  }
+  options.operator_name = parsed["operator"].as<std::string>();
+  if (options.operator_name.empty())
+    throw UsageError("which operator? Name one, or all; mk-perf --help lists them");
+  if (options.operator_name == "all" || find_operator(options.operator_name)) return;
+  std::string names;
+  for (const Operator* known : all_operators()) names += std::string(known->name) + ", ";
+  throw UsageError("unknown operator \"" + options.operator_name + "\"; expected one of " + names + "all");
+}
+
+Options interpret(const cxxopts::ParseResult& parsed) {
+  Options options;
+  options.help = parsed.count("help") > 0;
+  options.version = parsed.count("version") > 0;
+  options.env = parsed.count("env") > 0;
+  if (options.help || options.version || options.env) return options;
+
+  parse_operator(parsed, options);
+  options.device = parse_device(parsed["device"].as<std::string>());
+  if (parsed.count("g")) options.local_ranks = integer(parsed, "g", 1, kMaxLocalRanks);
+  if (parsed.count("nodes")) options.nodes = integer(parsed, "nodes", 1, 1 << 16);
+  if (parsed.count("shape")) {
+    for (const std::string& text : parsed["shape"].as<std::vector<std::string>>()) {
+      options.shapes.push_back(parse_shape(text));
+    }
+  }
+  if (parsed.count("preset")) {
+    if (!options.shapes.empty()) throw UsageError("--preset and --shape: give one of them");
+    options.preset = parsed["preset"].as<std::string>();
+  }
+  options.dtypes = parse_dtypes(parsed);
+  options.check = parsed.count("check") > 0;
+  options.baseline_nccl = parse_baseline(parsed["baseline"].as<std::string>(), options.device);
+  options.iterations = integer(parsed, "iters", 1, 1000000);
+  options.warmup = integer(parsed, "warmup", 0, 1000000);
+  options.mode = parse_mode(parsed["mode"].as<std::string>());
+  options.json_path = parsed["json"].as<std::string>();
+  if (parsed.count("json") && options.json_path.empty()) throw UsageError("--json: expected a path, saw \"\"");
+  options.id_path = parsed["id-file"].as<std::string>();
+  return options;
+}
+
+std::vector<Shape> shapes_of(const Options& options, const Operator& op, int nranks) {
+  std::vector<Shape> shapes;
+  const std::vector<Shape>& given = options.shapes;
+  for (const Shape& shape : given.empty() ? preset_shapes(options.preset, op.name, nranks) : given) {
+    // With "all" a shape is for the operators that know its keys.
+    if (options.operator_name == "all" && !keys_belong(shape, op.keys)) continue;
+    shapes.push_back(complete_shape(shape, op.keys, op.name));
+    if (op.validate) op.validate(shapes.back(), nranks);
+  }
+  return shapes;
+}
+
+}  // namespace
+
+const char* mode_name(Mode mode) { return mode == Mode::kIsolated ? "isolated" : "back-to-back"; }
+
+Options parse_options(int argc, const char* const* argv) {
+  try {
+    return interpret(command_line().parse(argc, argv));
+  } catch (const UsageError&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw UsageError(error.what());
+  }
+}
+
+std::string help_text() { return command_line().help(); }
+
+std::vector<Selection> select_work(const Options& options, int nranks) {
+  std::vector<Selection> work;
+  for (const Operator* op : all_operators()) {
+    if (options.operator_name != "all" && options.operator_name != op->name) continue;
+    Selection selection{op, shapes_of(options, *op, nranks)};
+    if (!selection.shapes.empty()) work.push_back(std::move(selection));
+  }
+  if (work.empty() && !options.shapes.empty()) {
+    throw UsageError("--shape \"" + options.shapes.front().text() + "\": no operator has these keys");
+  }
+  if (work.empty())
+    throw UsageError("--preset " + options.preset + " has no shapes for " + options.operator_name);
+  return work;
+}
+
+std::vector<int32_t> node_of_rank(const Options& options, int nranks) {
+  std::vector<int32_t> nodes;
+  if (!options.nodes) return nodes;
+  if (nranks % *options.nodes) {
+    throw UsageError("--nodes " + std::to_string(*options.nodes) + ": does not divide the " +
+                     std::to_string(nranks) + " ranks; choose a number that does");
+  }
+  for (int rank = 0; rank < nranks; ++rank) nodes.push_back(rank / (nranks / *options.nodes));
+  return nodes;
+}
+
+}  // namespace perf

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: MIT
+#include "presets.h"
+
+#include "errors.h"
+
+namespace perf {
+namespace {
+
+using Shapes = std::vector<Shape>;
+
+bool is_gemm(const std::string& name) {
+  return name == "allgather_gemm" || name == "gemm_reduce_scatter" || name == "gemm_allreduce";
+}
+
+bool is_moe(const std::string& name) { return name == "moe_dispatch_gemm" || name == "moe_gemm_combine"; }
+
+// The part of a size that is split between the ranks.
+int64_t share(const char* preset, int64_t size, int nranks) {
+  if (size % nranks) {
+    throw UsageError("--preset " + std::string(preset) + ": " + std::to_string(nranks) +
+                     " ranks do not divide " + std::to_string(size) + "; choose a number of ranks that does");
+  }
+  return size / nranks;
+}
+
+// Small enough for the host executor on two cores; the second shape has remainders everywhere.
+Shapes default_shapes(const std::string& name, int nranks) {
+  if (is_gemm(name)) return {{{"m", 256}, {"n", 128}, {"k", 256}}, {{"m", 197}, {"n", 75}, {"k", 131}}};
+  if (is_moe(name))
+    return {{{"tokens", 64 * nranks}, {"hidden", 128}, {"inter", 64}, {"experts", 2 * nranks}, {"topk", 2}}};
+  return {{{"batch", 1},
+           {"seq", 128 * nranks},
+           {"heads", 2},
+           {"kv_heads", 1},
+           {"dim", 64},
+           {"causal", 1},
+           {"zigzag", 1}}};
+}
+
+// A square weight spread over the ranks: by columns for the all-gather, by the inner dimension otherwise.
+Shapes square(const std::string& name, int nranks) {
+  Shapes shapes;
+  if (!is_gemm(name)) return shapes;
+  for (int64_t size = 2048; size <= 32768; size *= 2) {
+    const int64_t part = share("square", size, nranks);
+    if (name == "allgather_gemm") {
+      shapes.push_back({{"m", size}, {"n", part}, {"k", size}});
+    } else {
+      shapes.push_back({{"m", size}, {"n", size}, {"k", part}});
+    }
+  }
+  return shapes;
+}
+
+// A projection of a tensor-parallel layer: the full sizes of its weight [inner, columns].
+struct Projection {
+  int64_t inner;
+  int64_t columns;
+};
+
+// Projections that read the residual stream are split by columns and gather rows; those that write it are split
+// by the inner dimension and reduce: scattered in training and prefill, everywhere in decoding.
+Shapes tensor_parallel(const char* preset, const std::string& name, int nranks,
+                       const std::vector<Projection>& reading, const std::vector<Projection>& writing) {
+  const bool gather = name == "allgather_gemm";
+  const std::vector<int64_t> row_counts = name == "gemm_allreduce"
+                                              ? std::vector<int64_t>{16, 32, 64, 128, 256, 1024}
+                                              : std::vector<int64_t>{1024, 2048, 4096, 8192};
+  Shapes shapes;
+  for (const Projection& projection : gather ? reading : writing) {
+    const int64_t n = gather ? share(preset, projection.columns, nranks) : projection.columns;
+    const int64_t k = gather ? projection.inner : share(preset, projection.inner, nranks);
+    for (const int64_t m : row_counts) shapes.push_back({{"m", m}, {"n", n}, {"k", k}});
+  }
+  return shapes;
+}
+
+// Hidden size 8192, 64 heads and 8 key-value heads of 128, feed-forward size 28672 (The Llama 3 Herd of Models,
+// table 3).
+Shapes llama3_70b(const std::string& name, int nranks) {
+  constexpr int64_t kHidden = 8192;
+  constexpr int64_t kQkv = (64 + 2 * 8) * 128;
+  constexpr int64_t kFeedForward = 28672;
+  if (is_gemm(name)) {
+    return tensor_parallel("llama3-70b", name, nranks, {{kHidden, kQkv}, {kHidden, 2 * kFeedForward}},
+                           {{kHidden, kHidden}, {kFeedForward, kHidden}});
+  }
+  Shapes shapes;
+  if (name == "ring_attention") {
+    for (int64_t seq = 8192; seq <= 131072; seq *= 2) {
+      shapes.push_back({{"batch", 1},
+                        {"seq", seq},
+                        {"heads", 64},
+                        {"kv_heads", 8},
+                        {"dim", 128},
+                        {"causal", 1},
+                        {"zigzag", 1}});
+    }
+  }
+  return shapes;
+}
+
+// Hidden size 7168, 128 heads, low-rank queries of 1536 and keys and values of 512, heads of 128 + 64 rotary,
+// 256 routed experts of 2048, 8 a token, three dense layers of 18432 (DeepSeek-V3 Technical Report,
+// section 4.2).
+Shapes deepseek_v3(const std::string& name, int nranks) {
+  constexpr int64_t kHidden = 7168;
+  constexpr int64_t kHeads = 128;
+  constexpr int64_t kDenseFeedForward = 18432;
+  if (is_gemm(name)) {
+    return tensor_parallel(
+        "deepseek-v3", name, nranks,
+        {{1536, kHeads * (128 + 64)}, {512, kHeads * (128 + 128)}, {kHidden, 2 * kDenseFeedForward}},
+        {{kHeads * 128, kHidden}, {kDenseFeedForward, kHidden}});
+  }
+  Shapes shapes;
+  if (is_moe(name)) {
+    for (int64_t tokens = 8192; tokens <= 65536; tokens *= 2) {
+      shapes.push_back(
+          {{"tokens", tokens}, {"hidden", kHidden}, {"inter", 2048}, {"experts", 256}, {"topk", 8}});
+    }
+  }
+  return shapes;
+}
+
+struct Preset {
+  const char* name;
+  Shapes (*shapes)(const std::string& operator_name, int nranks);
+};
+constexpr Preset kPresets[] = {{"square", square}, {"llama3-70b", llama3_70b}, {"deepseek-v3", deepseek_v3}};
+
+}  // namespace
+
+std::string preset_names() {
+  std::string names;
+  for (const Preset& preset : kPresets) names += (names.empty() ? "" : ", ") + std::string(preset.name);
+  return names;
+}
+
+std::vector<Shape> preset_shapes(const std::string& preset, const std::string& operator_name, int nranks) {
+  if (preset == "default") return default_shapes(operator_name, nranks);
+  for (const Preset& candidate : kPresets) {
+    if (preset == candidate.name) return candidate.shapes(operator_name, nranks);
+  }
+  throw UsageError("--preset: expected one of " + preset_names() + ", saw \"" + preset + "\"");
+}
+
+}  // namespace perf
