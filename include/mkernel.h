@@ -341,7 +341,7 @@ MK_API mk_status_t mk_comm_clear_async_error(mk_comm_t comm);
 typedef struct mk_flight_entry {
   uint64_t epoch;
   mk_operator_t op;
-  int32_t state;          /* 0 enqueued, 1 running, 2 completed, 3 failed */
+  int32_t state;          /* 1 running, 2 completed, 3 failed */
   int64_t shape[4];       /* GEMM operators: m, n, k, 0 */
   int64_t start_us;       /* since mk_comm_init */
   int64_t duration_us;    /* so far, when running */

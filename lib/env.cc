@@ -11,13 +11,15 @@ namespace {
 constexpr Variable kVariables[] = {
     {"MK_LOG", "error", "Log level on standard error: none, error, warn, info, debug."},
     {"MK_SOCKET_IFNAME", "",
-     "Network interfaces for the bootstrap: comma-separated prefixes; ^ in front excludes them, = in front asks for "
+     "Network interfaces for the bootstrap: comma-separated prefixes; ^ in front excludes them, = in front "
+     "asks for "
      "exact names. Empty: the one that reaches the root, else any but loopback and docker, else any."},
     {"MK_ROOT_PORT", "0", "TCP port on which mk_get_unique_id listens; 0: any free one."},
     {"MK_ROOT_TIMEOUT_MS", "1800000", "How long a root waits for its job's first rank."},
     {"MK_TRANSPORT", "", "Backend between nodes: loopback. Empty: automatic."},
     {"MK_LOOPBACK_SEED", "0",
-     "loopback: 0 delivers in order; another number is the seed of a delivery that splits, reorders and delays."},
+     "loopback: 0 delivers in order; another number is the seed of a delivery that splits, reorders and "
+     "delays."},
 };
 
 const char* default_of(const char* name) {
@@ -31,20 +33,22 @@ const char* default_of(const char* name) {
 
 const Variable* variable(size_t index) { return index < std::size(kVariables) ? &kVariables[index] : nullptr; }
 
+const char* value(const char* name) { return std::getenv(name); }
+
 std::string text(const char* name) {
-  const char* value = std::getenv(name);
-  return value ? value : default_of(name);
+  const char* set = value(name);
+  return set ? set : default_of(name);
 }
 
 Result<int64_t> integer(const char* name, int64_t low, int64_t high) {
-  const std::string value = text(name);
+  const std::string seen = text(name);
   char* end = nullptr;
   errno = 0;
-  const long long number = std::strtoll(value.c_str(), &end, 10);
-  if (value.empty() || *end != '\0' || errno != 0 || number < low || number > high) {
+  const long long number = std::strtoll(seen.c_str(), &end, 10);
+  if (seen.empty() || *end != '\0' || errno != 0 || number < low || number > high) {
     return Status(MK_ERROR_INVALID_ARGUMENT,
                   format("environment variable %s: expected an integer from %lld to %lld, saw \"%s\"", name,
-                         static_cast<long long>(low), static_cast<long long>(high), value.c_str()));
+                         static_cast<long long>(low), static_cast<long long>(high), seen.c_str()));
   }
   return static_cast<int64_t>(number);
 }

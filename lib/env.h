@@ -20,7 +20,10 @@ struct Variable {
 // Variable number `index` of the table, nullptr past the end.
 const Variable* variable(size_t index);
 
-// The value set in the environment, else the default. MK_ERROR_INVALID_ARGUMENT names variable, expected and seen.
+// The value set in the environment, nullptr if unset.
+const char* value(const char* name);
+// The value set in the environment, else the default. MK_ERROR_INVALID_ARGUMENT names variable, expected and
+// seen.
 std::string text(const char* name);
 Result<int64_t> integer(const char* name, int64_t low, int64_t high);
 

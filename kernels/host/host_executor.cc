@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: MIT
+#include "host_executor.h"
+
+#include <algorithm>
+#include <system_error>
+
+namespace mk {
+namespace {
+
+constexpr const HostOperator* kOperators[] = {&kHostAllgatherGemm, &kHostGemmReduceScatter,
+                                              &kHostGemmAllreduce};
+
+// Were buffers prepared for `maxima` also prepared for `call`? Looks at globally equal fields only, so that all
+// ranks come to the same answer.
+bool covers(const GemmCall& maxima, const GemmCall& call) {
+  return maxima.op == call.op && element_bytes(maxima.comm_dtype) >= element_bytes(call.comm_dtype) &&
+         (call.op != MK_OPERATOR_GEMM_ALLREDUCE ||
+          element_bytes(maxima.out_dtype) >= element_bytes(call.out_dtype)) &&
+         maxima.m >= call.m && travelling_columns(maxima) >= travelling_columns(call);
+}
+
+}  // namespace
+
+const HostOperator* host_operator(mk_operator_t op) {
+  for (const HostOperator* candidate : kOperators) {
+    if (candidate->op == op) return candidate;
+  }
+  return nullptr;
+}
+
+HostExecutor::HostExecutor(ExecutorContext context, std::unique_ptr<HostRank> rank, int num_threads)
+    : context_(std::move(context)),
+      rank_(std::move(rank)),
+      num_threads_(num_threads),
+      thread_([this] { serve(); }) {}
+
+HostExecutor::~HostExecutor() {
+  {
+    std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+Result<mk_plan_t> HostExecutor::plan(const GemmCall& call) const {
+  const HostOperator* op = host_operator(call.op);
+  if (op == nullptr) {
+    return Status(MK_ERROR_UNSUPPORTED,
+                  format("%s is not built for the host executor", operator_name(call.op)));
+  }
+  Result<mk_plan_t> plan = op->plan(call, rank_->view(), num_threads_);
+  if (plan.ok()) plan->prepared = prepared(call) ? 1 : 0;
+  return plan;
+}
+
+const HostExecutor::Prepared* HostExecutor::find_prepared(const GemmCall& call) const {
+  for (const Prepared& candidate : prepared_) {
+    if (covers(candidate.maxima, call)) return &candidate;
+  }
+  return nullptr;
+}
+
+Status HostExecutor::prepare(const GemmCall& call, Deadline deadline) {
+  if (find_prepared(call) != nullptr) return {};
+  const Result<mk_plan_t> wanted = plan(call);
+  if (!wanted.ok()) return wanted.status();
+  const size_t bank_bytes = std::max<size_t>(wanted.value().workspace_bytes / 2, 1);
+  for (size_t index = 0; index < arenas_.size(); ++index) {
+    if (arenas_[index].bank_bytes < bank_bytes) continue;
+    prepared_.push_back({call, index});
+    return {};
+  }
+  // Growth appends: launches within earlier maxima keep their arena.
+  Result<Arena> arena = rank_->add_arena(bank_bytes, deadline);
+  if (!arena.ok()) return arena.status();
+  arenas_.push_back(arena.value());
+  prepared_.push_back({call, arenas_.size() - 1});
+  return {};
+}
+
+Status HostExecutor::enqueue(const GemmCall& call, mk_stream_t) {
+  const Prepared* prepared = find_prepared(call);
+  const Result<mk_plan_t> chosen = plan(call);
+  if (!chosen.ok()) return chosen.status();
+  {
+    std::lock_guard lock(mutex_);
+    queue_.push_back({call, chosen.value(), prepared->arena});
+  }
+  changed_.notify_all();
+  return {};
+}
+
+Status HostExecutor::synchronize(mk_stream_t) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return queue_.empty() && !running_; });
+  return {};
+}
+
+bool HostExecutor::wait_idle(Deadline deadline) {
+  std::unique_lock lock(mutex_);
+  return changed_.wait_until(lock, deadline.moment(), [this] { return queue_.empty() && !running_; });
+}
+
+uint64_t HostExecutor::epoch() const {
+  std::lock_guard lock(mutex_);
+  return epoch_;
+}
+
+void HostExecutor::set_epoch(uint64_t epoch) {
+  std::lock_guard lock(mutex_);
+  epoch_ = epoch;
+}
+
+uint64_t HostExecutor::signals_sent(int peer) const {
+  return rank_->signals_sent(peer).load(std::memory_order_relaxed);
+}
+
+uint64_t HostExecutor::signals_received() const { return rank_->endpoint() ? rank_->signals_received() : 0; }
+
+void HostExecutor::rebase_signals() {
+  if (rank_->endpoint()) rank_->rebase_signals();
+}
+
+void HostExecutor::serve() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [this] { return stop_ || !queue_.empty(); });
+    if (stop_) return;
+    const Queued launch = queue_.front();
+    queue_.pop_front();
+    running_ = true;
+    const uint64_t epoch = ++epoch_;
+    lock.unlock();
+    run(launch, epoch);
+    lock.lock();
+    running_ = false;
+    changed_.notify_all();
+  }
+}
+
+void HostExecutor::run(const Queued& queued, uint64_t epoch) {
+  flight_.record(epoch, queued.call, FlightRecorder::running);
+  HostLaunch launch(*rank_, context_, queued.call, queued.plan, arenas_[queued.arena], epoch);
+  bool ran = false;
+  if (!context_.abort.raised()) {
+    launch.publish_entry();
+    std::vector<Role> roles = host_operator(queued.call.op)->roles(launch);
+    roles.emplace_back("entry", [&launch](Waiter& waiter) { run_entry_role(launch, waiter); });
+    std::vector<std::function<void()>> functions;
+    for (const Role& role : roles) {
+      functions.emplace_back([&launch, &role] {
+        Waiter waiter(launch, role.first);
+        role.second(waiter);
+      });
+    }
+    ran = pool_.run(functions);
+  }
+  finish(launch, ran);
+  const bool failed = context_.abort.raised() || launch.mismatched() || !ran;
+  flight_.record(epoch, queued.call, failed ? FlightRecorder::failed : FlightRecorder::completed);
+}
+
+void HostExecutor::finish(HostLaunch& launch, bool ran) {
+  if (context_.abort.raised()) return;
+  mk_async_error_t error = MK_ASYNC_ERROR_INIT;
+  error.op = launch.call.op;
+  error.rank = -1;
+  error.waiter_rank = -1;
+  error.epoch = launch.epoch;
+  if (!ran) {
+    error.status = MK_ERROR_SYSTEM;
+    context_.report(error,
+                    format("%s: the system gave no thread for a role; lower host_threads (%d) or raise the "
+                           "process' thread limit",
+                           operator_name(launch.call.op), num_threads_));
+    return;
+  }
+  // The launch ends when the network no longer reads what it posted.
+  if (rank_->endpoint() && !drain_puts(launch)) return;
+  if (!launch.mismatched()) return;
+  const Result<std::string> sentence = context_.recover(launch.mismatch_sentence());
+  if (!sentence.ok()) {
+    error.status = sentence.status().code();
+    context_.report(error, sentence.status().sentence());
+    return;
+  }
+  error.status = MK_ERROR_MISMATCH;
+  context_.report(error, "ranks disagree: " + sentence.value());
+}
+
+bool HostExecutor::drain_puts(HostLaunch& launch) {
+  Endpoint& endpoint = *rank_->endpoint();
+  Waiter waiter(launch, "host");
+  while (true) {
+    waiter.look();
+    const uint64_t completed = endpoint.completed();
+    const uint64_t posted = endpoint.posted();
+    if (completed >= posted) return true;
+    if (context_.abort.raised()) return false;
+    if (launch.mismatched()) {  // a stopped launch still waits for its puts
+      rank_->sleep(rank_->doorbell(), 1);
+    } else if (!waiter.sleep({"put", posted, -1, completed, posted}) && !launch.mismatched()) {
+      return false;
+    }
+  }
+}
+
+Result<std::unique_ptr<Executor>> make_host_executor(ExecutorContext context, Deadline deadline) {
+  auto memory = make_host_symmetric_memory(context.topology, context.exchange, context.abort, deadline);
+  if (!memory.ok()) return memory.status();
+  auto rank = std::make_unique<HostRank>(context.topology, memory.take(), context.endpoint);
+  MK_RETURN_IF_ERROR(rank->set_up(deadline));
+  int threads = context.config.host_threads;
+  if (threads == 0) {
+    const int cores = static_cast<int>(std::thread::hardware_concurrency());
+    threads = std::max(1, cores / context.topology.local_nranks());
+  }
+  try {
+    return std::unique_ptr<Executor>(
+        std::make_unique<HostExecutor>(std::move(context), std::move(rank), threads));
+  } catch (const std::system_error& failure) {
+    return Status(MK_ERROR_SYSTEM, format("no thread for the host executor: %s", failure.what()));
+  }
+}
+
+}  // namespace mk

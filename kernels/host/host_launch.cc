@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: MIT
+#include "host_launch.h"
+
+#include <cstring>
+
+namespace mk {
+namespace {
+
+uint64_t hash_tuning(const mk_tuning_t& tuning) {
+  const int64_t fields[] = {tuning.algorithm, tuning.compute_ctas, tuning.copy_ctas,
+                            tuning.send_ctas, tuning.receive_ctas, tuning.reduce_ctas,
+                            tuning.tile_m,    tuning.tile_n,       tuning.chunk_bytes};
+  uint64_t hash = 14695981039346656037ull;  // FNV-1a, 64 bits
+  for (const int64_t field : fields) {
+    for (int shift = 0; shift < 64; shift += 8) {
+      hash = (hash ^ (static_cast<uint64_t>(field) >> shift & 0xff)) * 1099511628211ull;
+    }
+  }
+  return hash;
+}
+
+// A record is written once a launch: the epoch last, so that a reader of the epoch sees the rest.
+void store_entry(EntryRecord* slot, const EntryRecord& record) {
+  slot->op = record.op;
+  slot->dtypes = record.dtypes;
+  std::memcpy(slot->shape, record.shape, sizeof slot->shape);
+  slot->tuning_hash = record.tuning_hash;
+  slot->output_offset = record.output_offset;
+  slot->output_ld = record.output_ld;
+  std::atomic_ref<uint64_t>(slot->epoch).store(record.epoch, std::memory_order_release);
+}
+
+}  // namespace
+
+HostLaunch::HostLaunch(HostRank& rank_in, const ExecutorContext& context_in, const GemmCall& call_in,
+                       const mk_plan_t& plan_in, const Arena& arena, uint64_t epoch_in)
+    : rank(rank_in),
+      context(context_in),
+      call(call_in),
+      plan(plan_in),
+      epoch(epoch_in),
+      bank(bank_of(epoch_in)),
+      hooks(host_hooks.load(std::memory_order_acquire)),
+      arena_(arena) {}
+
+bool HostLaunch::flag_raised(int index) const {
+  if (hooks && hooks->ignore_flags) return true;
+  const auto order = hooks && hooks->relaxed_flags ? std::memory_order_relaxed : std::memory_order_acquire;
+  return rank.flag(view().local_rank(), bank, index).load(order) >= epoch;
+}
+
+uint64_t HostLaunch::flag_value(int index) const {
+  return rank.flag(view().local_rank(), bank, index).load(std::memory_order_relaxed);
+}
+
+void HostLaunch::raise_flag(int local_rank, int index) const {
+  rank.flag(local_rank, bank, index).store(epoch, std::memory_order_release);
+  rank.ring(local_rank);
+}
+
+bool HostLaunch::has_entered(int source) const {
+  EntryRecord* record = rank.entry(view().local_rank(), bank, source);
+  return std::atomic_ref<uint64_t>(record->epoch).load(std::memory_order_acquire) >= epoch;
+}
+
+bool HostLaunch::direct_output(int a, int b) const {
+  const EntryRecord& first = entry(a);
+  const EntryRecord& second = entry(b);
+  return first.output_offset != kNoOutput && first.output_offset == second.output_offset &&
+         first.output_ld == second.output_ld;
+}
+
+EntryRecord HostLaunch::make_entry() const {
+  EntryRecord record{};
+  record.epoch = epoch;
+  record.op = call.op;
+  record.output_offset = kNoOutput;
+  record.shape[0] = call.m;
+  record.shape[1] = travelling_columns(call);
+  record.dtypes = static_cast<uint32_t>(call.dtype);
+  if (call.op != MK_OPERATOR_ALLGATHER_GEMM) {
+    record.dtypes |= static_cast<uint32_t>(call.out_dtype) << 8 | static_cast<uint32_t>(call.comm_dtype) << 16;
+  }
+  record.tuning_hash = hash_tuning(call.tuning);
+  if (call.a_gathered != nullptr && call.m > 0 && call.k > 0) {
+    const size_t bytes = static_cast<size_t>((call.m - 1) * call.lda_gathered + call.k) * 2;
+    if (const auto offset = context.symmetric_offset(call.a_gathered, bytes)) {
+      record.output_offset = *offset;
+      record.output_ld = call.lda_gathered;
+    }
+  }
+  return record;
+}
+
+void HostLaunch::publish_entry() const {
+  const EntryRecord record = make_entry();
+  for (int local_rank = 0; local_rank < view().local_nranks(); ++local_rank) {
+    store_entry(rank.entry(local_rank, bank, view().rank), record);
+    rank.ring(local_rank);
+  }
+}
+
+void HostLaunch::set_mismatch(std::string sentence) {
+  mismatch_sentence_ = std::move(sentence);
+  mismatch_.store(true, std::memory_order_release);
+  rank.ring();
+}
+
+void HostLaunch::set_all_entered() {
+  entered_at_ = std::chrono::steady_clock::now();
+  all_entered_.store(true, std::memory_order_release);
+}
+
+bool Waiter::sleep(const WaitTarget& target) {
+  if (launch_.stopped()) return false;
+  // A peer that has not entered yet is waited for as long as its heartbeat lives (the bootstrap raises the
+  // abort token when it ends): it may be compiling, or writing a checkpoint.
+  if (launch_.all_entered()) {
+    const auto start = std::max(since_, launch_.entered_at());
+    const std::chrono::milliseconds patience(launch_.context.config.wait_timeout_ms);
+    if (std::chrono::steady_clock::now() - start > patience) {
+      report_timeout(target);
+      return false;
+    }
+  }
+  launch_.rank.sleep(ticket_, 50);
+  return !launch_.stopped();
+}
+
+bool Waiter::put(int peer, uint64_t source, uint64_t target, size_t bytes, int signal) {
+  Command command{};
+  command.kind = bytes > 0 ? CommandKind::put : CommandKind::signal;
+  command.peer = static_cast<uint16_t>(peer);
+  command.signal = HostRank::signal_index(launch_.bank, signal);
+  command.source = source;
+  command.target = target;
+  command.bytes = static_cast<uint32_t>(bytes);
+  Endpoint& endpoint = *launch_.rank.endpoint();
+  for (look(); !endpoint.try_post(command); look()) {
+    if (!sleep({"put", endpoint.posted(), peer, endpoint.completed(), endpoint.posted()})) return false;
+  }
+  launch_.rank.signals_sent(peer).fetch_add(1, std::memory_order_relaxed);
+  progressed();
+  return true;
+}
+
+void Waiter::report_timeout(const WaitTarget& target) {
+  mk_async_error_t error = MK_ASYNC_ERROR_INIT;
+  error.status = MK_ERROR_TIMEOUT;
+  error.op = launch_.call.op;
+  error.rank = target.peer;
+  error.waiter_rank = launch_.view().rank;
+  error.epoch = launch_.epoch;
+  error.object_index = target.index;
+  error.seen = target.seen;
+  error.expected = target.expected;
+  std::snprintf(error.role, sizeof error.role, "%s", role_);
+  std::snprintf(error.object, sizeof error.object, "%s", target.object);
+  const std::string from = target.peer >= 0 ? format(" of rank %d", target.peer) : std::string();
+  launch_.context.report(
+      error,
+      format("rank %d, role %s, waited %lld ms in %s (launch %llu) for %s %llu%s: saw %llu, expected %llu. "
+             "That rank has "
+             "entered the launch but does not go on; look at its own error, or raise wait_timeout_ms",
+             error.waiter_rank, role_, static_cast<long long>(launch_.context.config.wait_timeout_ms),
+             operator_name(launch_.call.op), static_cast<unsigned long long>(launch_.epoch), target.object,
+             static_cast<unsigned long long>(target.index), from.c_str(),
+             static_cast<unsigned long long>(target.seen), static_cast<unsigned long long>(target.expected)));
+}
+
+std::string describe(const EntryRecord& entry) {
+  const auto op = static_cast<mk_operator_t>(entry.op);
+  return format("%s(m=%lld, %s=%lld, %s)", operator_name(op), static_cast<long long>(entry.shape[0]),
+                op == MK_OPERATOR_ALLGATHER_GEMM ? "k" : "n", static_cast<long long>(entry.shape[1]),
+                dtype_name(static_cast<mk_dtype_t>(entry.dtypes & 0xff)));
+}
+
+std::string difference(const EntryRecord& a, int rank_a, const EntryRecord& b, int rank_b) {
+  if (a.op == b.op && a.dtypes == b.dtypes && std::memcmp(a.shape, b.shape, sizeof a.shape) == 0) {
+    if (a.tuning_hash == b.tuning_hash) return {};
+    return format("ranks %d and %d called %s with different tuning", rank_a, rank_b, describe(a).c_str());
+  }
+  std::string text =
+      format("rank %d called %s, rank %d called %s", rank_a, describe(a).c_str(), rank_b, describe(b).c_str());
+  if (describe(a) == describe(b)) text += " with different out_dtype or comm_dtype";
+  return text;
+}
+
+namespace {
+
+// Copies a record that a put has brought to the slots of this node.
+void forward_entry(HostLaunch& launch, int source) {
+  const HostRank& rank = launch.rank;
+  EntryRecord record;
+  std::memcpy(&record, rank.control(launch.view().local_rank(), rank.layout().inbox(launch.bank, source)),
+              sizeof record);
+  for (int local_rank = 0; local_rank < launch.view().local_nranks(); ++local_rank) {
+    store_entry(rank.entry(local_rank, launch.bank, source), record);
+    rank.ring(local_rank);
+  }
+}
+
+bool send_entries(HostLaunch& launch, Waiter& waiter) {
+  const TopologyView& view = launch.view();
+  const HostRank& rank = launch.rank;
+  if (view.num_nodes == 1) return true;
+  const size_t outbox = rank.layout().outbox(launch.bank);
+  const EntryRecord record = launch.make_entry();
+  std::memcpy(rank.control(view.local_rank(), outbox), &record, sizeof record);
+  for (int node = 0; node < view.num_nodes; ++node) {
+    if (node == view.node()) continue;
+    if (!waiter.put(view.rail_peer(view.rank, node), rank.control_address(outbox),
+                    rank.control_address(rank.layout().inbox(launch.bank, view.rank)), sizeof(EntryRecord),
+                    view.rank)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Is `source` somewhere else for good? In a host-collective step before this launch, or, having seen a
+// disagreement that has not reached this rank yet, in recovery from it.
+std::string elsewhere(const HostLaunch& launch, int source) {
+  const std::optional<Meeting> meeting = launch.context.peek(source);
+  if (!meeting) return {};
+  if (meeting->kind == MeetingKind::recover && meeting->epoch == launch.epoch) return meeting->description;
+  if (meeting->epoch >= launch.epoch) return {};
+  return format("rank %d called %s, rank %d is in %s", launch.view().rank,
+                describe(launch.entry(launch.view().rank)).c_str(), source, meeting->description.c_str());
+}
+
+}  // namespace
+
+void run_entry_role(HostLaunch& launch, Waiter& waiter) {
+  if (!send_entries(launch, waiter)) return;
+  const TopologyView& view = launch.view();
+  std::vector<int> missing;
+  for (int source = 0; source < view.nranks; ++source) {
+    if (source != view.rank) missing.push_back(source);
+  }
+  if (launch.hooks && launch.hooks->skip_entry_wait) return;
+  while (true) {
+    waiter.look();
+    const size_t before = missing.size();
+    std::erase_if(missing, [&](int source) {
+      if (!view.is_local(source) && view.rail_peer(source, view.node()) == view.rank &&
+          launch.signal_arrived(source)) {
+        launch.take_signal(source);
+        forward_entry(launch, source);
+      }
+      if (!launch.has_entered(source)) return false;
+      std::string text = difference(launch.entry(view.rank), view.rank, launch.entry(source), source);
+      if (!text.empty() && !launch.mismatched()) launch.set_mismatch(std::move(text));
+      return true;
+    });
+    if (missing.empty()) {
+      launch.set_all_entered();
+      launch.rank.ring();
+      return;
+    }
+    if (missing.size() < before) {
+      waiter.progressed();
+      continue;
+    }
+    for (int source = 0; source < view.nranks && !launch.mismatched(); ++source) {
+      if (source == view.rank) continue;
+      if (std::string text = elsewhere(launch, source); !text.empty()) launch.set_mismatch(std::move(text));
+    }
+    const int first = missing.front();
+    if (!waiter.sleep({"entry", static_cast<uint64_t>(first), first, 0, launch.epoch})) return;
+  }
+}
+
+}  // namespace mk

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: MIT
+// One launch of an operator on the host executor, as its roles see it: flags and signals of the epoch's bank,
+// receive areas, puts, and waiting.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../executor.h"
+#include "hooks.h"
+#include "host_rank.h"
+
+namespace mk {
+
+// What a role waits for, so that its deadline can say it.
+struct WaitTarget {
+  const char* object;  // "chunk", "partial", "node sum", "entry", "put"
+  uint64_t index = 0;
+  int peer = -1;  // the rank it comes from
+  uint64_t seen = 0;
+  uint64_t expected = 0;
+};
+
+class HostLaunch {
+ public:
+  HostLaunch(HostRank& rank, const ExecutorContext& context, const GemmCall& call, const mk_plan_t& plan,
+             const Arena& arena, uint64_t epoch);
+
+  HostRank& rank;
+  const ExecutorContext& context;
+  const GemmCall& call;
+  const mk_plan_t& plan;
+  const uint64_t epoch;
+  const int bank;
+  const HostHooks* const hooks;
+
+  const TopologyView& view() const { return rank.view(); }
+
+  // --- receive areas of this epoch's bank
+  std::byte* area(size_t offset) const { return peer_area(view().local_rank(), offset); }
+  std::byte* peer_area(int local_rank, size_t offset) const {
+    return rank.memory().peer(local_rank, arena_.offset + bank * arena_.bank_bytes + offset);
+  }
+  uint64_t area_address(size_t offset) const {
+    return region_address(arena_.region, bank * arena_.bank_bytes + offset);
+  }
+
+  // --- flags and signals
+  bool flag_raised(int index) const;
+  void raise_flag(int local_rank, int index) const;  // release: what was written before is visible with it
+  uint64_t flag_value(int index) const;
+  bool signal_arrived(int index) const { return rank.signal_arrived(bank, index); }
+  void take_signal(int index) const { rank.take_signal(bank, index); }
+
+  // --- entries
+  bool has_entered(int source) const;
+  const EntryRecord& entry(int source) const { return *rank.entry(view().local_rank(), bank, source); }
+  // Do both ranks of this node offer the same place of symmetric memory for their output? Both have entered.
+  bool direct_output(int a, int b) const;
+  EntryRecord make_entry() const;
+  void publish_entry() const;  // inside the node
+
+  bool stopped() const { return mismatch_.load(std::memory_order_acquire) || context.abort.raised(); }
+  bool mismatched() const { return mismatch_.load(std::memory_order_acquire); }
+  const std::string& mismatch_sentence() const { return mismatch_sentence_; }
+  void set_mismatch(std::string sentence);  // entry role only
+  void set_all_entered();
+  bool all_entered() const { return all_entered_.load(std::memory_order_acquire); }
+  std::chrono::steady_clock::time_point entered_at() const { return entered_at_; }
+
+ private:
+  const Arena& arena_;
+  std::atomic<bool> mismatch_{false};
+  std::string mismatch_sentence_;
+  std::atomic<bool> all_entered_{false};
+  std::chrono::steady_clock::time_point entered_at_;
+};
+
+// A role's patience: it looks at what it has to do, and when there is nothing sleeps on the doorbell.
+//   while (left) { waiter.look(); if (did something) waiter.progressed(); else if (!waiter.sleep(target))
+//   return; }
+class Waiter {
+ public:
+  Waiter(HostLaunch& launch, const char* role) : launch_(launch), role_(role) {}
+
+  void look() { ticket_ = launch_.rank.doorbell(); }
+  void progressed() { since_ = std::chrono::steady_clock::now(); }
+  // False: the role has to end (abort, mismatch, or the deadline, which this has then reported).
+  bool sleep(const WaitTarget& target);
+  // Hands a command to the proxy, waiting while the queue is full. False: the role has to end.
+  bool put(int peer, uint64_t source, uint64_t target, size_t bytes, int signal);
+
+ private:
+  void report_timeout(const WaitTarget& target);
+
+  HostLaunch& launch_;
+  const char* role_;
+  uint32_t ticket_ = 0;
+  std::chrono::steady_clock::time_point since_ = std::chrono::steady_clock::now();
+};
+
+using Role = std::pair<const char*, std::function<void(Waiter&)>>;
+
+// "allgather_gemm(m=4096, n=1024, k=4096, bf16)": the globally equal part of a launch.
+std::string describe(const EntryRecord& entry);
+// The first thing in which two entries differ, e.g. "m is 4096 on rank 0 and 8192 on rank 2"; empty if none.
+std::string difference(const EntryRecord& a, int rank_a, const EntryRecord& b, int rank_b);
+
+// The entry role: announces this launch to other nodes, passes on what arrives, compares, waits for all.
+void run_entry_role(HostLaunch& launch, Waiter& waiter);
+
+}  // namespace mk

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: MIT
+// Stands in for the CUDA executor in builds without it.
+#include "executor.h"
+
+namespace mk {
+
+bool cuda_executor_available(int) { return false; }
+
+Result<std::unique_ptr<Executor>> make_cuda_executor(ExecutorContext, Deadline) {
+  return Status(
+      MK_ERROR_UNSUPPORTED,
+      "device = MK_DEVICE_CUDA: this libmkernel has no CUDA executor; use MK_DEVICE_HOST or MK_DEVICE_AUTO");
+}
+
+}  // namespace mk

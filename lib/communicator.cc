@@ -1,0 +1,525 @@
+// SPDX-License-Identifier: MIT
+#include "communicator.h"
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+
+#include <build_id.h>
+#include "log.h"
+#include "wire.h"
+
+namespace mk {
+namespace {
+
+constexpr size_t kMaxDescription = 400;
+
+std::atomic<uint64_t> next_instance{1};
+
+const char* meeting_name(MeetingKind kind) {
+  switch (kind) {
+    case MeetingKind::prepare:
+      return "prepare";
+    case MeetingKind::mem_alloc:
+      return "mk_mem_alloc";
+    case MeetingKind::mem_free:
+      return "mk_mem_free";
+    case MeetingKind::mem_register:
+      return "mk_mem_register";
+    case MeetingKind::mem_deregister:
+      return "mk_mem_deregister";
+    case MeetingKind::finalize:
+      return "mk_comm_finalize";
+    case MeetingKind::recover:
+      return "recovery";
+  }
+  return "an unknown step";
+}
+
+// A rank's block in meet(): who, doing what, after how many launches, with how many signals sent to each rank.
+struct MeetingBlock {
+  MeetingKind kind = MeetingKind::prepare;
+  uint64_t epoch = 0;
+  std::string what;
+  std::vector<uint64_t> sent;
+  Bytes payload;
+
+  Bytes encode() const {
+    WireWriter writer;
+    writer.integer(static_cast<uint32_t>(kind)).integer(epoch).text(what, kMaxDescription);
+    writer.integer(static_cast<uint32_t>(sent.size()));
+    for (const uint64_t count : sent) writer.integer(count);
+    writer.integer(static_cast<uint32_t>(payload.size())).raw(payload);
+    return writer.take();
+  }
+
+  static std::optional<MeetingBlock> decode(std::span<const std::byte> bytes, int nranks) {
+    WireReader reader(bytes);
+    MeetingBlock block;
+    const auto kind = reader.integer<uint32_t>();
+    block.kind = static_cast<MeetingKind>(kind);
+    block.epoch = reader.integer<uint64_t>();
+    block.what = reader.text(kMaxDescription);
+    const auto num_sent = reader.integer<uint32_t>();
+    if (num_sent > static_cast<uint32_t>(nranks)) return std::nullopt;
+    for (uint32_t i = 0; i < num_sent; ++i) block.sent.push_back(reader.integer<uint64_t>());
+    const auto payload_bytes = reader.integer<uint32_t>();
+    if (payload_bytes > bytes.size()) return std::nullopt;
+    for (uint32_t i = 0; i < payload_bytes; ++i) block.payload.push_back(std::byte{reader.integer<uint8_t>()});
+    const bool known = kind >= static_cast<uint32_t>(MeetingKind::prepare) &&
+                       kind <= static_cast<uint32_t>(MeetingKind::recover);
+    if (!reader.complete() || !known) return std::nullopt;
+    return block;
+  }
+};
+
+Bytes payload_of(const GemmCall& call) {
+  WireWriter writer;
+  const mk_tuning_t& tuning = call.tuning;
+  for (const int64_t field :
+       {static_cast<int64_t>(call.op), call.m, call.n, call.k, static_cast<int64_t>(call.dtype),
+        static_cast<int64_t>(call.out_dtype), static_cast<int64_t>(call.comm_dtype),
+        static_cast<int64_t>(tuning.algorithm), static_cast<int64_t>(tuning.compute_ctas),
+        static_cast<int64_t>(tuning.copy_ctas), static_cast<int64_t>(tuning.send_ctas),
+        static_cast<int64_t>(tuning.receive_ctas), static_cast<int64_t>(tuning.reduce_ctas),
+        static_cast<int64_t>(tuning.tile_m), static_cast<int64_t>(tuning.tile_n), tuning.chunk_bytes}) {
+    writer.integer(field);
+  }
+  return writer.take();
+}
+
+}  // namespace
+
+bool is_fatal(mk_status_t status) {
+  switch (status) {
+    case MK_ERROR_REMOTE:
+    case MK_ERROR_TIMEOUT:
+    case MK_ERROR_NETWORK:
+    case MK_ERROR_CUDA:
+    case MK_ERROR_SYSTEM:
+    case MK_ERROR_INTERNAL:
+    case MK_ERROR_ABORTED:
+      return true;
+    default:
+      return false;
+  }
+}
+
+Communicator::Communicator(int nranks, int rank, const mk_comm_config_t& config)
+    : nranks_(nranks), rank_(rank), config_(config), instance_(next_instance.fetch_add(1)) {
+  if (config.node_of_rank) emulated_nodes_.assign(config.node_of_rank, config.node_of_rank + nranks);
+  if (config.transport) transport_ = config.transport;
+  config_.node_of_rank = nullptr;  // the caller's memory
+  config_.transport = nullptr;
+  if (config_.init_timeout_ms == 0) config_.init_timeout_ms = 60000;
+  if (config_.wait_timeout_ms == 0) config_.wait_timeout_ms = 30000;
+  if (config_.peer_timeout_ms == 0) config_.peer_timeout_ms = 8000;
+  async_error_.rank = -1;
+  async_error_.waiter_rank = -1;
+  abort_.on_raise([this] { on_abort(); });
+}
+
+Communicator::~Communicator() { tear_down(); }
+
+std::string Communicator::config_text() const {
+  std::string nodes;
+  for (const int32_t node : emulated_nodes_) nodes += (nodes.empty() ? "" : ",") + std::to_string(node);
+  if (nodes.size() > 512) nodes = format("hash:%zx", std::hash<std::string>{}(nodes));
+  return format(
+      "device=%d;transport=%s;host_threads=%d;max_ctas=%d;reserved_sms=%d;require_prepare=%d;"
+      "max_workspace_bytes=%llu;init_timeout_ms=%lld;wait_timeout_ms=%lld;peer_timeout_ms=%lld;node_of_rank=%s",
+      config_.device, transport_.c_str(), config_.host_threads, config_.max_ctas, config_.reserved_sms,
+      config_.require_prepare, static_cast<unsigned long long>(config_.max_workspace_bytes),
+      static_cast<long long>(config_.init_timeout_ms), static_cast<long long>(config_.wait_timeout_ms),
+      static_cast<long long>(config_.peer_timeout_ms), nodes.c_str());
+}
+
+Status Communicator::initialise(const mk_unique_id_t& id) {
+  const Deadline deadline = step_deadline();
+  MK_RETURN_IF_ERROR(join_job(id, deadline));
+  MK_RETURN_IF_ERROR(find_topology(deadline));
+  if (topology_.num_nodes > 1) {
+    EndpointOptions options;
+    options.backend = transport_;
+    options.on_event = [this] {
+      std::lock_guard lock(parts_mutex_);
+      if (executor_) executor_->wake();
+    };
+    options.on_peer_error = [this](int peer, Status reason) {
+      if (closing_.load(std::memory_order_acquire)) return;  // a peer that has taken leave
+      mk_async_error_t error = MK_ASYNC_ERROR_INIT;
+      error.status = reason.code();
+      error.rank = peer;
+      error.waiter_rank = -1;
+      report(error, reason.sentence());
+    };
+    auto endpoint = Endpoint::create(topology_, *bootstrap_, abort_, std::move(options), deadline);
+    if (!endpoint.ok()) return endpoint.status();
+    std::lock_guard lock(parts_mutex_);
+    endpoint_ = endpoint.take();
+  }
+  MK_RETURN_IF_ERROR(make_executor(deadline));
+  if (abort_.raised()) return abort_.reason();
+  // A barrier: who returns from mk_comm_init knows that everyone has all it needs.
+  const auto ready = bootstrap_->all_gather({}, deadline, "the end of mk_comm_init");
+  return ready.status();
+}
+
+Status Communicator::join_job(const mk_unique_id_t& id, Deadline deadline) {
+  BootstrapOptions options;
+  options.timeout = std::chrono::milliseconds(deadline.left_ms());
+  options.peer_timeout = std::chrono::milliseconds(config_.peer_timeout_ms);
+  options.build_id = MK_BUILD_ID;
+  options.config = config_text();
+  auto joined = Bootstrap::join(id, nranks_, rank_, options, abort_);
+  if (!joined.ok()) return joined.status();
+  {
+    std::lock_guard lock(parts_mutex_);
+    bootstrap_ = joined.take();
+  }
+  bootstrap_->on_peer_lost([this](int peer, Status reason) {
+    mk_async_error_t error = MK_ASYNC_ERROR_INIT;
+    error.status = reason.code();
+    error.rank = peer;
+    error.waiter_rank = -1;
+    report(error, reason.sentence());
+  });
+  bootstrap_->on_arrival([this] {
+    std::lock_guard lock(parts_mutex_);
+    if (executor_) executor_->wake();
+  });
+  return {};
+}
+
+Status Communicator::find_topology(Deadline deadline) {
+  WireWriter writer;
+  writer.text(host_identity(), 256).integer(static_cast<uint8_t>(cuda_executor_available(nranks_)));
+  auto blocks = bootstrap_->all_gather(writer.take(), deadline, "the exchange of host identities");
+  if (!blocks.ok()) return blocks.status();
+  std::vector<std::string> hosts;
+  bool cuda_everywhere = true;
+  for (int peer = 0; peer < nranks_; ++peer) {
+    WireReader reader(blocks.value()[peer]);
+    hosts.push_back(reader.text(256));
+    cuda_everywhere = reader.integer<uint8_t>() != 0 && cuda_everywhere;
+    if (!reader.complete()) {
+      return Status(MK_ERROR_NETWORK, format("rank %d sent a malformed host identity", peer));
+    }
+  }
+  topology_ = Topology::make(rank_, hosts, emulated_nodes_);
+  if (config_.device == MK_DEVICE_AUTO) config_.device = cuda_everywhere ? MK_DEVICE_CUDA : MK_DEVICE_HOST;
+  return {};
+}
+
+ExecutorContext Communicator::executor_context() {
+  return {topology_,
+          *bootstrap_,
+          abort_,
+          endpoint_.get(),
+          config_,
+          [this](int peer) { return peek(peer); },
+          [this](const std::string& sentence) { return recover(sentence); },
+          [this](const mk_async_error_t& error, const std::string& sentence) { report(error, sentence); },
+          [this](const void* pointer, size_t bytes) { return symmetric_offset(pointer, bytes); },
+          [this](int local_rank, uint64_t offset) { return user_memory_->peer(local_rank, offset); },
+          [this](const void* pointer, size_t bytes) { return registered_region(pointer, bytes); }};
+}
+
+Status Communicator::make_executor(Deadline deadline) {
+  auto made = config_.device == MK_DEVICE_CUDA ? make_cuda_executor(executor_context(), deadline)
+                                               : make_host_executor(executor_context(), deadline);
+  if (!made.ok()) return made.status();
+  std::lock_guard lock(parts_mutex_);
+  executor_ = made.take();
+  return {};
+}
+
+void Communicator::on_abort() {
+  const Status reason = abort_.reason();
+  log(MK_LOG_INFO, "rank %d: %s: %s", rank_, mk_status_string(reason.code()), reason.sentence().c_str());
+  std::lock_guard lock(parts_mutex_);
+  if (executor_) executor_->wake();
+  if (bootstrap_ && reason.code() != MK_ERROR_REMOTE) bootstrap_->announce_abort(reason.sentence());
+}
+
+void Communicator::abort() {
+  abort_.raise(Status(MK_ERROR_ABORTED, format("rank %d called mk_comm_abort", rank_)));
+  const Deadline deadline = Deadline::after(std::chrono::seconds(4));
+  while (!deadline.passed()) {
+    std::lock_guard lock(parts_mutex_);
+    if (!executor_ || executor_->wait_idle(Deadline::after(std::chrono::milliseconds(10)))) return;
+  }
+}
+
+void Communicator::tear_down() {
+  if (!finalized_) {
+    abort_.raise(
+        Status(MK_ERROR_ABORTED, format("rank %d destroyed its communicator without mk_comm_finalize", rank_)));
+  }
+  std::unique_ptr<Executor> executor;
+  std::unique_ptr<Endpoint> endpoint;
+  std::unique_ptr<Bootstrap> bootstrap;
+  {
+    std::lock_guard lock(parts_mutex_);
+    executor = std::move(executor_);
+    endpoint = std::move(endpoint_);
+    bootstrap = std::move(bootstrap_);
+  }
+  executor.reset();  // the launches use the rest
+  endpoint.reset();
+  user_memory_.reset();
+  bootstrap.reset();
+}
+
+Status Communicator::usable() const {
+  if (finalized_) {
+    return Status(MK_ERROR_INVALID_HANDLE, "the communicator was finalized; only mk_comm_destroy is left");
+  }
+  return abort_.reason();
+}
+
+Status Communicator::check_stream(mk_stream_t stream) const {
+  if (executor_ == nullptr || executor_->device() == MK_DEVICE_CUDA || stream == nullptr) return {};
+  return Status(MK_ERROR_INVALID_ARGUMENT,
+                format("stream: the host executor has one queue of its own and expects NULL, saw %p",
+                       static_cast<void*>(stream)));
+}
+
+Status Communicator::fatal(Status status) {
+  if (abort_.raised()) return abort_.reason();
+  if (is_fatal(status.code())) {
+    mk_async_error_t error = MK_ASYNC_ERROR_INIT;
+    error.status = status.code();
+    error.rank = -1;
+    error.waiter_rank = rank_;
+    std::snprintf(error.role, sizeof error.role, "host");
+    report(error, status.sentence());
+  }
+  return status;
+}
+
+Status Communicator::meet(MeetingKind kind, const std::string& what, std::span<const std::byte> payload,
+                          Deadline deadline) {
+  if (kind != MeetingKind::recover) MK_RETURN_IF_ERROR(executor_->synchronize(nullptr));
+  if (abort_.raised()) return abort_.reason();
+  MeetingBlock mine;
+  mine.kind = kind;
+  mine.epoch = executor_->epoch();
+  mine.what = what;
+  mine.payload.assign(payload.begin(), payload.end());
+  for (int peer = 0; peer < nranks_ && topology_.num_nodes > 1; ++peer)
+    mine.sent.push_back(executor_->signals_sent(peer));
+  auto gathered = bootstrap_->all_gather(mine.encode(), deadline, meeting_name(kind));
+  if (!gathered.ok()) return fatal(gathered.status());
+
+  std::vector<MeetingBlock> blocks;
+  for (int peer = 0; peer < nranks_; ++peer) {
+    auto block = MeetingBlock::decode(gathered.value()[peer], nranks_);
+    if (!block)
+      return fatal(
+          Status(MK_ERROR_NETWORK, format("rank %d sent a malformed %s block", peer, meeting_name(kind))));
+    blocks.push_back(std::move(*block));
+  }
+  const auto recovering = std::find_if(blocks.begin(), blocks.end(), [](const MeetingBlock& block) {
+    return block.kind == MeetingKind::recover;
+  });
+  if (recovering != blocks.end()) {
+    uint64_t epoch = 0;
+    uint64_t expected = 0;
+    for (const MeetingBlock& block : blocks) {
+      epoch = std::max(epoch, block.epoch);
+      if (!block.sent.empty()) expected += block.sent[rank_];
+    }
+    if (Status quiet = quiesce(expected, epoch, deadline); !quiet.ok()) return fatal(std::move(quiet));
+    return Status(MK_ERROR_MISMATCH, recovering->what);
+  }
+  for (int peer = 1; peer < nranks_; ++peer) {
+    if (blocks[peer].kind == blocks[0].kind && blocks[peer].payload == blocks[0].payload) continue;
+    std::string sentence =
+        format("rank 0 called %s, rank %d called %s", blocks[0].what.c_str(), peer, blocks[peer].what.c_str());
+    if (blocks[0].what == blocks[peer].what) sentence += " with other tuning or dtypes";
+    return Status(MK_ERROR_MISMATCH, "ranks disagree: " + sentence);
+  }
+  return {};
+}
+
+// Every rank is here: what was sent to this one arrives and belongs to the past, and all count launches alike
+// again.
+Status Communicator::quiesce(uint64_t expected_signals, uint64_t epoch, Deadline deadline) {
+  while (topology_.num_nodes > 1 && executor_->signals_received() < expected_signals) {
+    if (abort_.raised()) return abort_.reason();
+    if (deadline.passed()) {
+      return Status(
+          MK_ERROR_TIMEOUT,
+          format("rank %d waited for %llu signals on the network to arrive after a disagreement, saw %llu",
+                 rank_, static_cast<unsigned long long>(expected_signals),
+                 static_cast<unsigned long long>(executor_->signals_received())));
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  executor_->rebase_signals();
+  executor_->set_epoch(epoch);
+  return bootstrap_->all_gather({}, deadline, "recovery from a disagreement").status();
+}
+
+Result<std::string> Communicator::recover(const std::string& sentence) {
+  // As long as a peer has not come to the launch in question it is waited for, as in the launch itself; its
+  // death raises the abort token.
+  const Deadline deadline = Deadline::after(std::chrono::hours(24 * 365));
+  Status status = meet(MeetingKind::recover, sentence, {}, deadline);
+  if (status.code() == MK_ERROR_MISMATCH) return status.sentence();
+  return status;
+}
+
+std::optional<Meeting> Communicator::peek(int peer) {
+  std::optional<Bytes> bytes;
+  {
+    std::lock_guard lock(parts_mutex_);
+    if (!bootstrap_) return std::nullopt;
+    bytes = bootstrap_->peek(peer);
+  }
+  if (!bytes) return std::nullopt;
+  const auto block = MeetingBlock::decode(*bytes, nranks_);
+  if (!block) return std::nullopt;
+  return Meeting{block->kind, block->epoch, block->what};
+}
+
+void Communicator::report(const mk_async_error_t& error, const std::string& sentence) {
+  {
+    std::lock_guard lock(error_mutex_);
+    const bool worse = is_fatal(error.status) && !is_fatal(async_error_.status);
+    if (async_error_.status == MK_SUCCESS || worse) {
+      async_error_ = error;
+      last_error_ = sentence;
+    }
+  }
+  log(MK_LOG_WARN, "rank %d: %s: %s", rank_, mk_status_string(error.status), sentence.c_str());
+  if (is_fatal(error.status)) abort_.raise(Status(error.status, sentence));
+}
+
+mk_async_error_t Communicator::async_error() const {
+  std::lock_guard lock(error_mutex_);
+  mk_async_error_t error = async_error_;
+  const Status reason = abort_.reason();
+  if (!is_fatal(error.status) && !reason.ok() && !finalized_) error.status = reason.code();
+  return error;
+}
+
+Status Communicator::clear_async_error() {
+  std::lock_guard lock(error_mutex_);
+  if (abort_.raised()) {
+    return Status(
+        MK_ERROR_INVALID_ARGUMENT,
+        format("mk_comm_clear_async_error: %s ends the communicator and cannot be cleared; destroy it",
+               mk_status_string(abort_.reason().code())));
+  }
+  async_error_ = MK_ASYNC_ERROR_INIT;
+  async_error_.rank = -1;
+  async_error_.waiter_rank = -1;
+  return {};
+}
+
+void Communicator::set_last_error(const std::string& sentence) {
+  std::lock_guard lock(error_mutex_);
+  last_error_ = sentence;
+}
+
+std::string Communicator::last_error() const {
+  std::lock_guard lock(error_mutex_);
+  return last_error_;
+}
+
+size_t Communicator::flight_record(mk_flight_entry_t* entries, size_t capacity) const {
+  std::lock_guard lock(parts_mutex_);
+  return executor_ ? executor_->flight_record(entries, capacity) : 0;
+}
+
+mk_comm_info_t Communicator::info() const {
+  mk_comm_info_t info = MK_COMM_INFO_INIT;
+  info.rank = rank_;
+  info.nranks = nranks_;
+  info.node = topology_.node();
+  info.num_nodes = topology_.num_nodes;
+  info.local_rank = topology_.local_rank();
+  info.local_nranks = topology_.local_nranks();
+  info.device = executor_->device();
+  info.cuda_device = executor_->cuda_device();
+  info.host_threads = executor_->num_threads();
+  info.prepared = prepared_bits_;
+  info.epoch = executor_->epoch();
+  info.workspace_bytes = executor_->workspace_bytes() + (user_memory_ ? user_memory_->size() : 0);
+  std::snprintf(info.transport, sizeof info.transport, "%s", endpoint_ ? endpoint_->backend() : "none");
+  return info;
+}
+
+Status Communicator::finalize() {
+  MK_RETURN_IF_ERROR(usable());
+  const Deadline deadline = step_deadline();
+  MK_RETURN_IF_ERROR(meet(MeetingKind::finalize, "mk_comm_finalize", {}, deadline));
+  // No rank closes anything before all have come to leave().
+  closing_.store(true, std::memory_order_release);
+  if (Status left = bootstrap_->leave(deadline); !left.ok()) return fatal(std::move(left));
+  finalized_ = true;
+  const mk_async_error_t error = async_error();
+  return error.status == MK_SUCCESS ? Status() : Status(error.status, last_error());
+}
+
+Result<size_t> Communicator::workspace_needed(const GemmCall& call) const {
+  const Result<mk_plan_t> plan = executor_->plan(call);
+  if (!plan.ok()) return plan.status();
+  return static_cast<size_t>(plan.value().workspace_bytes);
+}
+
+Status Communicator::prepare(const GemmCall& call) {
+  const std::string what =
+      format("%s prepare(m=%lld, n=%lld, k=%lld, %s)", operator_name(call.op), static_cast<long long>(call.m),
+             static_cast<long long>(call.n), static_cast<long long>(call.k), dtype_name(call.dtype));
+  const Deadline deadline = step_deadline();
+  MK_RETURN_IF_ERROR(meet(MeetingKind::prepare, what, payload_of(call), deadline));
+  const Result<size_t> needed = workspace_needed(call);
+  if (!needed.ok()) return needed.status();
+  const size_t in_use = executor_->workspace_bytes() + (user_memory_ ? user_memory_->size() : 0);
+  if (config_.max_workspace_bytes > 0 && !executor_->prepared(call) &&
+      in_use + needed.value() > config_.max_workspace_bytes) {
+    return Status(MK_ERROR_OUT_OF_MEMORY,
+                  format("%s needs %zu bytes of workspace beside the %zu in use, max_workspace_bytes is %llu",
+                         what.c_str(), needed.value(), in_use,
+                         static_cast<unsigned long long>(config_.max_workspace_bytes)));
+  }
+  if (Status done = executor_->prepare(call, deadline); !done.ok()) return fatal(std::move(done));
+  prepared_bits_ |= 1 << call.op;
+  return {};
+}
+
+Status Communicator::enqueue(const GemmCall& call, mk_stream_t stream, bool may_prepare) {
+  const Result<mk_plan_t> plan = executor_->plan(call);
+  if (!plan.ok()) return plan.status();
+  if (!plan.value().prepared) {
+    const Result<bool> capturing = executor_->capturing(stream);
+    if (!capturing.ok()) return capturing.status();
+    if (!may_prepare || capturing.value() || config_.require_prepare) {
+      const char* why = capturing.value() ? "the stream is being captured"
+                        : may_prepare     ? "require_prepare is set"
+                                          : "the call is inside a group";
+      return Status(
+          MK_ERROR_NOT_PREPARED,
+          format("%s(m=%lld, n=%lld, k=%lld) is beyond what was prepared and %s; call mk_%s_prepare first",
+                 operator_name(call.op), static_cast<long long>(call.m), static_cast<long long>(call.n),
+                 static_cast<long long>(call.k), why, operator_name(call.op)));
+    }
+    // From globally equal fields alone: the others may differ between ranks.
+    GemmCall maxima = call;
+    (call.op == MK_OPERATOR_ALLGATHER_GEMM ? maxima.n : maxima.k) = 0;
+    if (call.op == MK_OPERATOR_ALLGATHER_GEMM) maxima.out_dtype = call.dtype;
+    MK_RETURN_IF_ERROR(prepare(maxima));
+  }
+  return executor_->enqueue(call, stream);
+}
+
+Status Communicator::synchronize(mk_stream_t stream) {
+  MK_RETURN_IF_ERROR(executor_->synchronize(stream));
+  const mk_async_error_t error = async_error();
+  return error.status == MK_SUCCESS ? Status() : Status(error.status, last_error());
+}
+
+}  // namespace mk

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: MIT
+#include "gemm_arguments.h"
+
+#include "../kernels/protocol.h"
+#include "struct_size.h"
+
+namespace mk {
+namespace {
+
+// Beyond this, byte offsets would not fit the 48 bits of a command.
+constexpr int64_t kMaxElements = int64_t{1} << 44;
+
+Status invalid(mk_operator_t op, const std::string& sentence) {
+  return Status(MK_ERROR_INVALID_ARGUMENT, format("mk_%s: %s", operator_name(op), sentence.c_str()));
+}
+
+Status check_size(mk_operator_t op, const char* name, int64_t value) {
+  if (value >= 0 && value <= kMaxElements) return {};
+  return invalid(op, format("%s: expected 0 to %lld, saw %lld", name, static_cast<long long>(kMaxElements),
+                            static_cast<long long>(value)));
+}
+
+Status check_product(mk_operator_t op, const char* what, int64_t rows, int64_t columns) {
+  int64_t elements = 0;
+  if (!__builtin_mul_overflow(rows, columns, &elements) && elements <= kMaxElements) return {};
+  return invalid(op, format("%s: expected a matrix of at most %lld elements, saw %lld x %lld", what,
+                            static_cast<long long>(kMaxElements), static_cast<long long>(rows),
+                            static_cast<long long>(columns)));
+}
+
+Status check_dtype(mk_operator_t op, const char* name, mk_dtype_t dtype, bool fp32_allowed) {
+  switch (dtype) {
+    case MK_DTYPE_BF16:
+    case MK_DTYPE_FP16:
+      return {};
+    case MK_DTYPE_FP32:
+      if (fp32_allowed) return {};
+      break;
+    case MK_DTYPE_FP8_E4M3:
+    case MK_DTYPE_FP8_E5M2:
+      break;
+    default:
+      return invalid(op, format("%s: expected one of mk_dtype_t, saw %d", name, dtype));
+  }
+  return Status(MK_ERROR_UNSUPPORTED,
+                format("mk_%s: %s: %s is not built yet; expected bf16 or fp16%s", operator_name(op), name,
+                       dtype_name(dtype), fp32_allowed ? " or fp32" : ""));
+}
+
+Status read_tuning(mk_operator_t op, const mk_tuning_t* from, mk_tuning_t& to) {
+  to = MK_TUNING_INIT;
+  if (from == nullptr) return {};
+  MK_RETURN_IF_ERROR(read_struct(from, sizeof(mk_tuning_t), "tuning", to));
+  if (to.algorithm < MK_ALGORITHM_AUTO || to.algorithm > MK_ALGORITHM_TWO_SHOT) {
+    return invalid(op, format("tuning.algorithm: expected one of mk_algorithm_t, saw %d", to.algorithm));
+  }
+  const auto check = [&](const char* name, int64_t value, int64_t high) {
+    if (value >= 0 && value <= high) return Status();
+    return invalid(op, format("tuning.%s: expected 0 to %lld, saw %lld", name, static_cast<long long>(high),
+                              static_cast<long long>(value)));
+  };
+  MK_RETURN_IF_ERROR(check("compute_ctas", to.compute_ctas, 1024));
+  MK_RETURN_IF_ERROR(check("copy_ctas", to.copy_ctas, 1024));
+  MK_RETURN_IF_ERROR(check("send_ctas", to.send_ctas, 1024));
+  MK_RETURN_IF_ERROR(check("receive_ctas", to.receive_ctas, 1024));
+  MK_RETURN_IF_ERROR(check("reduce_ctas", to.reduce_ctas, 1024));
+  MK_RETURN_IF_ERROR(check("tile_m", to.tile_m, 512));
+  MK_RETURN_IF_ERROR(check("tile_n", to.tile_n, 512));
+  return check("chunk_bytes", to.chunk_bytes, 1 << 30);
+}
+
+// Completes dtypes and checks what does not depend on buffers.
+Status complete(GemmCall& call) {
+  const auto or_else = [](mk_dtype_t given, mk_dtype_t otherwise) {
+    return given == MK_DTYPE_DEFAULT ? otherwise : given;
+  };
+  call.dtype = or_else(call.dtype, MK_DTYPE_BF16);
+  call.out_dtype = or_else(call.out_dtype, call.dtype);
+  call.bias_dtype = or_else(call.bias_dtype, call.dtype);
+  call.comm_dtype = or_else(call.comm_dtype, call.out_dtype == MK_DTYPE_FP32 ? call.dtype : call.out_dtype);
+  if (call.op == MK_OPERATOR_ALLGATHER_GEMM) call.comm_dtype = call.dtype;
+  MK_RETURN_IF_ERROR(check_dtype(call.op, "dtype", call.dtype, false));
+  MK_RETURN_IF_ERROR(check_dtype(call.op, "out_dtype", call.out_dtype, true));
+  MK_RETURN_IF_ERROR(check_dtype(call.op, "comm_dtype", call.comm_dtype, true));
+  MK_RETURN_IF_ERROR(check_dtype(call.op, "bias_dtype", call.bias_dtype, true));
+  MK_RETURN_IF_ERROR(check_size(call.op, "m", call.m));
+  MK_RETURN_IF_ERROR(check_size(call.op, "n", call.n));
+  MK_RETURN_IF_ERROR(check_size(call.op, "k", call.k));
+  MK_RETURN_IF_ERROR(check_product(call.op, "a", call.m, call.k));
+  MK_RETURN_IF_ERROR(check_product(call.op, "b", call.k, call.n));
+  MK_RETURN_IF_ERROR(check_product(call.op, "c", call.m, call.n));
+  if (call.b_layout != MK_LAYOUT_KN && call.b_layout != MK_LAYOUT_NK) {
+    return invalid(call.op, format("b_layout: expected MK_LAYOUT_KN or MK_LAYOUT_NK, saw %d", call.b_layout));
+  }
+  return {};
+}
+
+Status read_accumulate(mk_operator_t op, int32_t accumulate, GemmCall& call) {
+  if (accumulate < 0 || accumulate > 1)
+    return invalid(op, format("accumulate: expected 0 or 1, saw %d", accumulate));
+  call.accumulate = accumulate == 1;
+  return {};
+}
+
+// The fields that the three argument structs have in common.
+template <class Arguments>
+Result<GemmCall> read_common(mk_operator_t op, const Arguments* from, Arguments& args) {
+  MK_RETURN_IF_ERROR(read_struct(from, sizeof(Arguments), "args", args));
+  GemmCall call;
+  call.op = op;
+  call.m = args.m;
+  call.n = args.n;
+  call.k = args.k;
+  call.dtype = args.dtype;
+  call.out_dtype = args.out_dtype;
+  call.comm_dtype = MK_DTYPE_DEFAULT;
+  call.bias_dtype = args.bias_dtype;
+  call.b_layout = args.b_layout;
+  call.a = args.a;
+  call.lda = args.lda;
+  call.b = args.b;
+  call.ldb = args.ldb;
+  call.c = args.c;
+  call.ldc = args.ldc;
+  call.bias = args.bias;
+  MK_RETURN_IF_ERROR(read_accumulate(op, args.accumulate, call));
+  MK_RETURN_IF_ERROR(read_tuning(op, args.tuning, call.tuning));
+  return call;
+}
+
+template <class Arguments>
+Result<GemmCall> read_reduction(mk_operator_t op, const Arguments* from) {
+  Arguments args;
+  Result<GemmCall> call = read_common(op, from, args);
+  if (!call.ok()) return call;
+  call->comm_dtype = args.comm_dtype;
+  MK_RETURN_IF_ERROR(complete(call.value()));
+  return call;
+}
+
+Status check_mode(mk_operator_t op, mk_allgather_mode_t mode) {
+  if (mode == MK_ALLGATHER_FORWARD) return {};
+  if (mode == MK_ALLGATHER_WGRAD && op == MK_OPERATOR_ALLGATHER_GEMM) {
+    return Status(MK_ERROR_UNSUPPORTED, "mk_allgather_gemm: mode MK_ALLGATHER_WGRAD is not built yet");
+  }
+  return invalid(
+      op,
+      format("mode: expected one of mk_allgather_mode_t (MK_ALLGATHER_FORWARD for a reduction), saw %d", mode));
+}
+
+struct Matrix {
+  const char* name;
+  const void* data;
+  int64_t rows;
+  int64_t columns;
+  int64_t ld;
+  int element_bytes;
+
+  bool empty() const { return rows == 0 || columns == 0; }
+  uintptr_t begin() const { return reinterpret_cast<uintptr_t>(data); }
+  uintptr_t end() const { return begin() + static_cast<uintptr_t>((rows - 1) * ld + columns) * element_bytes; }
+};
+
+Status check_matrix(mk_operator_t op, const Matrix& matrix) {
+  if (matrix.empty()) return {};
+  if (matrix.data == nullptr) {
+    return invalid(op, format("%s: expected a pointer to %lld x %lld elements, saw NULL", matrix.name,
+                              static_cast<long long>(matrix.rows), static_cast<long long>(matrix.columns)));
+  }
+  if (matrix.begin() % 16 != 0) {
+    return invalid(op, format("%s: expected a 16-byte aligned pointer, saw %p", matrix.name, matrix.data));
+  }
+  if (matrix.rows == 1) return {};
+  if (matrix.ld < matrix.columns) {
+    return invalid(op, format("ld%s: expected at least %lld (elements of a row), saw %lld", matrix.name,
+                              static_cast<long long>(matrix.columns), static_cast<long long>(matrix.ld)));
+  }
+  MK_RETURN_IF_ERROR(check_product(op, matrix.name, matrix.rows, matrix.ld));
+  if (matrix.ld * matrix.element_bytes % 16 != 0) {
+    return invalid(op, format("ld%s: expected rows 16 bytes aligned, a multiple of %d elements, saw %lld",
+                              matrix.name, 16 / matrix.element_bytes, static_cast<long long>(matrix.ld)));
+  }
+  return {};
+}
+
+Status check_apart(mk_operator_t op, const Matrix& output, const Matrix& other) {
+  if (output.empty() || other.empty() || other.data == nullptr) return {};
+  if (output.begin() >= other.end() || other.begin() >= output.end()) return {};
+  return invalid(
+      op, format("%s [%p, %p) overlaps %s [%p, %p); an output overlaps no other matrix", output.name,
+                 reinterpret_cast<void*>(output.begin()), reinterpret_cast<void*>(output.end()), other.name,
+                 reinterpret_cast<void*>(other.begin()), reinterpret_cast<void*>(other.end())));
+}
+
+}  // namespace
+
+Result<GemmCall> to_call(const mk_allgather_gemm_args_t* from) {
+  mk_allgather_gemm_args_t args;
+  Result<GemmCall> call = read_common(MK_OPERATOR_ALLGATHER_GEMM, from, args);
+  if (!call.ok()) return call;
+  MK_RETURN_IF_ERROR(check_mode(call->op, args.mode));
+  call->a_gathered = args.a_gathered;
+  call->lda_gathered = args.lda_gathered;
+  MK_RETURN_IF_ERROR(complete(call.value()));
+  return call;
+}
+
+Result<GemmCall> to_call(const mk_gemm_reduce_scatter_args_t* args) {
+  return read_reduction(MK_OPERATOR_GEMM_REDUCE_SCATTER, args);
+}
+
+Result<GemmCall> to_call(const mk_gemm_allreduce_args_t* args) {
+  return read_reduction(MK_OPERATOR_GEMM_ALLREDUCE, args);
+}
+
+Result<GemmCall> to_call(mk_operator_t op, const mk_gemm_maxima_t* from) {
+  mk_gemm_maxima_t maxima;
+  MK_RETURN_IF_ERROR(read_struct(from, sizeof(mk_gemm_maxima_t), "maxima", maxima));
+  MK_RETURN_IF_ERROR(check_mode(op, maxima.mode));
+  GemmCall call;
+  call.op = op;
+  call.m = maxima.m;
+  call.n = maxima.n;
+  call.k = maxima.k;
+  call.dtype = maxima.dtype;
+  call.out_dtype = maxima.out_dtype;
+  call.comm_dtype = maxima.comm_dtype;
+  call.bias_dtype = MK_DTYPE_DEFAULT;
+  MK_RETURN_IF_ERROR(read_tuning(op, maxima.tuning, call.tuning));
+  MK_RETURN_IF_ERROR(complete(call));
+  return call;
+}
+
+Status check_buffers(const GemmCall& call, int rank, int nranks) {
+  const bool gathers = call.op == MK_OPERATOR_ALLGATHER_GEMM;
+  const bool scatters = call.op == MK_OPERATOR_GEMM_REDUCE_SCATTER;
+  const int64_t own_rows = rows_count(call.m, nranks, rank);
+  const bool kn = call.b_layout == MK_LAYOUT_KN;
+  const Matrix a{"a", call.a, gathers ? own_rows : call.m, call.k, call.lda, 2};
+  const Matrix b{"b", call.b, kn ? call.k : call.n, kn ? call.n : call.k, call.ldb, 2};
+  const Matrix c{"c", call.c, scatters ? own_rows : call.m, call.n, call.ldc, element_bytes(call.out_dtype)};
+  const Matrix gathered{"a_gathered", call.a_gathered,   call.a_gathered ? call.m : 0,
+                        call.k,       call.lda_gathered, 2};
+  for (const Matrix& matrix : {a, b, c, gathered}) MK_RETURN_IF_ERROR(check_matrix(call.op, matrix));
+  for (const Matrix& other : {a, b, gathered}) MK_RETURN_IF_ERROR(check_apart(call.op, c, other));
+  for (const Matrix& other : {a, b}) MK_RETURN_IF_ERROR(check_apart(call.op, gathered, other));
+  if (call.bias != nullptr && reinterpret_cast<uintptr_t>(call.bias) % element_bytes(call.bias_dtype) != 0) {
+    return invalid(call.op, format("bias: expected a pointer aligned to its elements, saw %p", call.bias));
+  }
+  return {};
+}
+
+}  // namespace mk
