@@ -66,17 +66,22 @@ union ControlBuffer {
 
 class Swap {
  public:
-  Swap(int rank, const DescriptorAddress& address, int listener, int mine,
-       std::span<const DescriptorPeer> peers)
-      : rank_(rank), address_(address), listener_(listener), mine_(mine), peers_(peers) {
+  Swap(int rank, const DescriptorAddress& address, int listener, std::vector<FileDescriptor> senders,
+       std::deque<FileDescriptor>& accepted, int mine, std::span<const DescriptorPeer> peers)
+      : rank_(rank),
+        address_(address),
+        listener_(listener),
+        senders_(std::move(senders)),
+        accepted_(accepted),
+        mine_(mine),
+        peers_(peers) {
     received_.resize(peers.size());
-    sent_.resize(peers.size());
   }
 
   Result<std::vector<FileDescriptor>> run(AbortToken& abort, Deadline deadline) {
     while (true) {
       for (size_t index = 0; index < peers_.size(); ++index) {
-        if (!sent_[index]) MK_RETURN_IF_ERROR(try_send(index));
+        if (senders_[index].valid()) MK_RETURN_IF_ERROR(try_send(index));
       }
       MK_RETURN_IF_ERROR(accept_all());
       read_all();
@@ -95,8 +100,8 @@ class Swap {
 
  private:
   bool all_sent() const {
-    for (const bool sent : sent_) {
-      if (!sent) return false;
+    for (const FileDescriptor& sender : senders_) {
+      if (sender.valid()) return false;
     }
     return true;
   }
@@ -104,7 +109,7 @@ class Swap {
   std::string missing() const {
     std::string names;
     for (size_t index = 0; index < peers_.size(); ++index) {
-      if (received_[index].valid() && sent_[index]) continue;
+      if (received_[index].valid() && !senders_[index].valid()) continue;
       names += format("%srank %d", names.empty() ? "" : ", ", peers_[index].rank);
     }
     return names;
@@ -121,18 +126,16 @@ class Swap {
   // again.
   Status try_send(size_t index) {
     const DescriptorPeer& peer = peers_[index];
-    FileDescriptor connection = open_socket();
-    if (!connection.valid()) return system_error("socket", errno);
+    const int sender = senders_[index].get();
     sockaddr_un address;
     const socklen_t length = fill_address(peer.address.name, address);
-    if (connect(connection.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) {
+    if (connect(sender, reinterpret_cast<const sockaddr*>(&address), length) != 0 && errno != EISCONN) {
       if (errno == EAGAIN || errno == EINTR) return {};
       return lost(peer, "connect", errno);
     }
-    if (!same_user(connection.get())) {
+    if (!same_user(sender)) {
       return Status(MK_ERROR_SYSTEM,
-                    format("the socket of rank %d belongs to another user; run all ranks of a host "
-                           "as one user",
+                    format("the socket of rank %d belongs to another user; run all ranks of a host as one user",
                            peer.rank));
     }
     Greeting greeting{kMagic, peer.address.secret, rank_, 0};
@@ -148,8 +151,8 @@ class Swap {
     header->cmsg_type = SCM_RIGHTS;
     header->cmsg_len = CMSG_LEN(sizeof(int));
     std::memcpy(CMSG_DATA(header), &mine_, sizeof mine_);
-    if (sendmsg(connection.get(), &message, MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof greeting)) {
-      sent_[index] = true;
+    if (sendmsg(sender, &message, MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof greeting)) {
+      senders_[index].reset();
       return {};
     }
     // ETOOMANYREFS: too many descriptors of this user are under way; they arrive, so there will be room.
@@ -168,18 +171,18 @@ class Swap {
       }
       if (!same_user(connection.get())) continue;
       // Strangers that connect and say nothing are pushed out by whoever comes later; ranks have sent already.
-      if (pending_.size() > peers_.size() + 8) pending_.pop_front();
-      pending_.push_back(std::move(connection));
+      if (accepted_.size() > peers_.size() + 8) accepted_.pop_front();
+      accepted_.push_back(std::move(connection));
     }
   }
 
   // Keeps the connections on which nothing has arrived yet.
   void read_all() {
     std::deque<FileDescriptor> silent;
-    for (FileDescriptor& connection : pending_) {
+    for (FileDescriptor& connection : accepted_) {
       if (!read_one(connection.get())) silent.push_back(std::move(connection));
     }
-    pending_ = std::move(silent);
+    accepted_ = std::move(silent);
   }
 
   // True when the connection has served its purpose, or never will.
@@ -220,7 +223,7 @@ class Swap {
 
   Status wait(AbortToken& abort, Deadline deadline) const {
     std::vector<pollfd> watched{{listener_, POLLIN, 0}};
-    for (const FileDescriptor& connection : pending_) watched.push_back({connection.get(), POLLIN, 0});
+    for (const FileDescriptor& connection : accepted_) watched.push_back({connection.get(), POLLIN, 0});
     if (abort.fd() >= 0) watched.push_back({abort.fd(), POLLIN, 0});
     int timeout = deadline.left_ms();
     if (abort.fd() < 0) timeout = std::min(timeout, kAbortLookMs);
@@ -232,11 +235,11 @@ class Swap {
   const int rank_;
   const DescriptorAddress& address_;
   const int listener_;
+  std::vector<FileDescriptor> senders_;  // closed once sent
+  std::deque<FileDescriptor>& accepted_;
   const int mine_;
   const std::span<const DescriptorPeer> peers_;
   std::vector<FileDescriptor> received_;
-  std::vector<bool> sent_;
-  std::deque<FileDescriptor> pending_;
   Status failure_;
 };
 
@@ -263,15 +266,22 @@ Result<DescriptorExchange> DescriptorExchange::open(int rank, int num_peers) {
     return system_error("bind", errno);
   }
   if (listen(listener.get(), num_peers + 8) != 0) return system_error("listen", errno);
-  return DescriptorExchange(rank, {name.value(), secret.value()}, std::move(listener));
+  std::vector<FileDescriptor> senders;
+  for (int peer = 0; peer < num_peers; ++peer) {
+    senders.push_back(open_socket());
+    if (!senders.back().valid()) return system_error("socket", errno);
+  }
+  return DescriptorExchange(rank, {name.value(), secret.value()}, std::move(listener), std::move(senders));
 }
 
 Result<std::vector<FileDescriptor>> DescriptorExchange::swap(int mine, std::span<const DescriptorPeer> peers,
                                                              AbortToken& abort, Deadline deadline) {
-  Result<std::vector<FileDescriptor>> received =
-      Swap(rank_, address_, listener_.get(), mine, peers).run(abort, deadline);
-  listener_.reset();
-  return received;
+  if (peers.size() != senders_.size()) {
+    return Status(MK_ERROR_INTERNAL, format("descriptors were to be handed to %zu ranks, not to %zu",
+                                            senders_.size(), peers.size()));
+  }
+  return Swap(rank_, address_, listener_.get(), std::move(senders_), accepted_, mine, peers)
+      .run(abort, deadline);
 }
 
 }  // namespace mk

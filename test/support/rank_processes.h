@@ -34,13 +34,16 @@ class PairwiseExchange : public Exchange {
   Result<std::vector<Bytes>> all_gather(std::span<const std::byte> mine, Deadline deadline,
                                         const char* what) override {
     std::vector<Bytes> blocks(sockets_.size());
+    Status outcome;
     for (size_t peer = 0; peer < sockets_.size(); ++peer) {
       if (sockets_[peer] < 0) {
         blocks[peer].assign(mine.begin(), mine.end());
       } else if (send(sockets_[peer], mine.data(), mine.size(), MSG_NOSIGNAL) < 0) {
-        return lost(peer, what);
+        // The others get their block all the same, and find out by themselves.
+        if (outcome.ok()) outcome = lost(peer, what);
       }
     }
+    MK_RETURN_IF_ERROR(outcome);
     for (size_t peer = 0; peer < sockets_.size(); ++peer) {
       if (sockets_[peer] < 0) continue;
       pollfd watched{sockets_[peer], POLLIN, 0};

@@ -161,19 +161,6 @@ TEST_CASE("a growth that one rank cannot follow is undone on all") {
                 names(grown.status(), "rank 1"));
     if (topology.rank == 1) setrlimit(RLIMIT_FSIZE, &unlimited);
 
-    // No descriptor on rank 2 for what the others hand over.
-    rlimit files{};
-    getrlimit(RLIMIT_NOFILE, &files);
-    low = files;
-    low.rlim_cur = 8;
-    if (topology.rank == 2) {
-      while (test::open_descriptors() < 7) CHILD_CHECK(dup(2) >= 0);
-      setrlimit(RLIMIT_NOFILE, &low);
-    }
-    grown = memory.grow(4 << 20, soon());
-    CHILD_CHECK(!grown.ok() && grown.status().code() == MK_ERROR_SYSTEM && names(grown.status(), "rank 2"));
-    if (topology.rank == 2) setrlimit(RLIMIT_NOFILE, &files);
-
     CHILD_CHECK(memory.size() == 1 << 20);
     CHILD_CHECK(test::mappings("memfd:mkernel") == 3);
     grown = memory.grow(4 << 20, soon());
@@ -183,6 +170,38 @@ TEST_CASE("a growth that one rank cannot follow is undone on all") {
     }
     CHILD_CHECK(word(memory.local(0)).load() == 77);
     CHILD_CHECK(barrier(exchange));
+    return 0;
+  });
+  CHECK(codes == one_node(3));
+}
+
+TEST_CASE("a rank short of descriptors fails growth on all, whatever the moment it runs out") {
+  const auto codes = test::run_rank_processes(3, 60, [](Exchange& exchange) -> int {
+    const Topology topology = test::rank_topology(exchange.rank(), one_node(3));
+    AbortToken abort;
+    auto made = make_host_symmetric_memory(topology, exchange, abort, soon());
+    CHILD_CHECK(made.ok());
+    SymmetricMemory& memory = *made.value();
+    int top = 0;
+    while (topology.rank == 2 && top < 30) top = dup(2);
+    int failures = 0;
+    for (int room = 0; room <= 10; ++room) {
+      rlimit files{};
+      getrlimit(RLIMIT_NOFILE, &files);
+      rlimit low = files;
+      low.rlim_cur = static_cast<rlim_t>(top + 1 + room);
+      if (topology.rank == 2) setrlimit(RLIMIT_NOFILE, &low);
+      const size_t before = memory.size();
+      Result<size_t> grown = memory.grow(1 << 16, soon());
+      if (topology.rank == 2) setrlimit(RLIMIT_NOFILE, &files);
+      if (grown.ok()) continue;
+      ++failures;
+      CHILD_CHECK(grown.status().code() == MK_ERROR_SYSTEM && names(grown.status(), "rank 2"));
+      CHILD_CHECK(memory.size() == before);
+    }
+    // Without room for its memory, socket and senders, and for one that comes in.
+    CHILD_CHECK(failures >= 5 && failures < 10);
+    CHILD_CHECK(test::mappings("memfd:mkernel") == 3 * (11 - failures));
     return 0;
   });
   CHECK(codes == one_node(3));
@@ -229,6 +248,9 @@ TEST_CASE("a killed rank leaves nothing, and the survivors keep its memory and l
     CHILD_CHECK(word(memory.peer(1, 64)).load() == 6);
     word(memory.peer(1, 1 << 19)).store(1);
     CHILD_CHECK(test::open_descriptors() == descriptors);
+    // A survivor that leaves earlier would be the death that the other one reports.
+    word(memory.peer(0, 128)).fetch_add(1);
+    CHILD_CHECK(await(memory.peer(0, 128), 2));
     made.value().reset();
     CHILD_CHECK(test::mappings("memfd:mkernel") == 0);
     return 0;
