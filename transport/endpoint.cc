@@ -244,10 +244,6 @@ void ProxiedEndpoint::deregister_region(uint32_t region) {
   transport_->remove_region(region);
 }
 
-}  // namespace
-
-namespace {
-
 // What a rank says of its choice: the name asked for and, one byte a backend, whether it is available.
 struct Choice {
   char name[16];
@@ -279,12 +275,11 @@ Result<std::vector<Choice>> exchange_choices(std::span<const Backend> backends, 
   return choices;
 }
 
-// Why a rank cannot use backend number `index`; empty when all can.
+// Why not every rank can use backend number `index`, this rank's own reason first; empty when all can.
 std::string missing(const Backend& backend, size_t index, const std::vector<Choice>& choices, int rank) {
+  if (choices[static_cast<size_t>(rank)].available[index] == 0) return backend.available().sentence();
   for (size_t r = 0; r < choices.size(); ++r) {
-    if (choices[r].available[index] != 0) continue;
-    if (static_cast<int>(r) == rank) return backend.available().sentence();
-    return format("not available on rank %zu", r);
+    if (choices[r].available[index] == 0) return format("not available on rank %zu", r);
   }
   return "";
 }

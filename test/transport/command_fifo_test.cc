@@ -7,8 +7,8 @@
 #include <thread>
 #include <vector>
 
+#include "../support/catch.h"
 #include "lib/deadline.h"
-#include "support/catch.h"
 
 namespace mk {
 namespace {

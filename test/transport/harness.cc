@@ -8,8 +8,8 @@
 #include <cstring>
 #include <thread>
 
-#include "support/local_exchange.h"
-#include "support/process_exchange.h"
+#include "../support/local_exchange.h"
+#include "../support/process_exchange.h"
 
 namespace mk::test {
 namespace {

@@ -4,8 +4,8 @@
 #include <atomic>
 #include <thread>
 
+#include "../support/catch.h"
 #include "lib/deadline.h"
-#include "support/catch.h"
 
 namespace mk {
 namespace {

@@ -3,8 +3,8 @@
 // checked.
 #include "put_schedule.h"
 
+#include "../support/catch.h"
 #include "broken_backend.h"
-#include "support/catch.h"
 
 namespace mk::test {
 namespace {

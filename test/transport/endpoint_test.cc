@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: MIT
+// Creation, regions and bad commands, for every backend.
+#include "transport/endpoint.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#include "../support/catch.h"
+#include "harness.h"
+
+namespace mk::test {
+namespace {
+
+const std::vector<int> kTwoNodes{0, 1};
+
+bool all_equal(const std::vector<std::byte>& memory, size_t first, size_t last, int value) {
+  return std::all_of(memory.begin() + static_cast<std::ptrdiff_t>(first),
+                     memory.begin() + static_cast<std::ptrdiff_t>(last),
+                     [&](std::byte b) { return b == static_cast<std::byte>(value); });
+}
+
+std::string status_name(mk_status_t code) {
+  switch (code) {
+    case MK_ERROR_INVALID_ARGUMENT:
+      return "invalid argument: ";
+    case MK_ERROR_UNSUPPORTED:
+      return "unsupported: ";
+    case MK_ERROR_MISMATCH:
+      return "mismatch: ";
+    default:
+      return "another error: ";
+  }
+}
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+}  // namespace
+
+TEST_CASE("regions differ in size, grow in number, and their ids are used again", "[transport]") {
+  for (const BackendCase& backend : backend_cases()) {
+    CHECK(run_ranks(RankKind::threads, backend, kTwoNodes, [&](Rank& rank) -> std::string {
+            MK_EXPECT_OK(rank.connect({}));
+            // Rank 0 sends to the whole of rank 1's larger region; rank 0's second region is empty.
+            std::vector<std::byte> first(rank.rank == 0 ? 100 : 1000), second(rank.rank == 0 ? 0 : 50);
+            for (uint64_t round = 1; round <= 3; ++round) {
+              std::fill(first.begin(), first.end(), static_cast<std::byte>(rank.rank == 0 ? round : 0));
+              auto a = rank.add_region(first), b = rank.add_region(second);
+              MK_EXPECT_OK(a.status());
+              MK_EXPECT_OK(b.status());
+              MK_EXPECT(a.value() == 0 && b.value() == 1);
+              if (rank.rank == 0) {
+                for (uint64_t part = 0; part < 10; ++part) {
+                  MK_EXPECT(
+                      rank.post(make_put(1, region_address(0, 0), region_address(0, part * 100), 100, 1)));
+                }
+                MK_EXPECT(rank.post(make_put(1, region_address(0, 100), region_address(1, 50), 0, 2)));
+                MK_EXPECT(rank.post(make_put(1, region_address(0, 50), region_address(1, 0), 50, 2)));
+                MK_EXPECT(rank.wait_complete());
+              } else {
+                MK_EXPECT(rank.wait([&] { return rank.endpoint->signal(1) == 10 * round; }));
+                MK_EXPECT(rank.wait([&] { return rank.endpoint->signal(2) == 2 * round; }));
+                MK_EXPECT(all_equal(first, 0, 1000, static_cast<int>(round)));
+                MK_EXPECT(all_equal(second, 0, 50, static_cast<int>(round)));
+              }
+              MK_EXPECT(rank.barrier());
+              rank.endpoint->deregister_region(0);
+              rank.endpoint->deregister_region(1);
+            }
+            return rank.failure();
+          }) == "");
+  }
+}
+
+TEST_CASE("early signals of the other bank leave this one alone", "[transport]") {
+  for (const BackendCase& backend : backend_cases()) {
+    CHECK(run_ranks(RankKind::threads, backend, kTwoNodes, [&](Rank& rank) -> std::string {
+            MK_EXPECT_OK(rank.connect({}));
+            const uint32_t last = kSignalsPerBank - 1;
+            if (rank.rank == 0) {
+              for (int n = 0; n < 7; ++n) MK_EXPECT(rank.post(make_signal(1, kSignalsPerBank + last)));
+              MK_EXPECT(rank.wait_complete());
+              MK_EXPECT(rank.barrier());
+              MK_EXPECT(rank.post(make_signal(1, last)));
+              MK_EXPECT(rank.wait_complete());
+            } else {
+              MK_EXPECT(rank.wait([&] { return rank.endpoint->signal(kSignalsPerBank + last) == 7; }));
+              MK_EXPECT(rank.endpoint->signal(last) == 0);
+              MK_EXPECT(rank.barrier());
+              MK_EXPECT(rank.wait([&] { return rank.endpoint->signal(last) == 1; }));
+              MK_EXPECT(rank.endpoint->signal(kSignalsPerBank + last) == 7);
+              MK_EXPECT(rank.endpoint->signal(kSignalsPerBank) == 0);
+            }
+            MK_EXPECT(rank.barrier());
+            return rank.failure();
+          }) == "");
+  }
+}
+
+TEST_CASE("a bad command is an error with a sentence, and touches nothing", "[transport]") {
+  struct Bad {
+    const char* sentence;
+    Command command;
+  };
+  const uint64_t at = region_address(0, 0);
+  Command unknown_kind = make_put(2, at, at, 8);
+  unknown_kind.kind = static_cast<CommandKind>(77);
+  Command signal_with_bytes = make_signal(2, 0);
+  signal_with_bytes.bytes = 8;
+  const std::vector<Bad> bad{
+      {"kind is 77", unknown_kind},
+      {"has bytes", signal_with_bytes},
+      {"or no signal", make_signal(2, kNoSignal)},
+      {"outside [0, 3)", make_put(3, at, at, 8)},
+      {"outside [0, 3)", make_put(0xffff, at, at, 8)},
+      {"own node", make_put(0, at, at, 8)},
+      {"own node", make_put(1, at, at, 8)},
+      {"signal 65536", make_put(2, at, at, 8, kNumSignals)},
+      {"source is in region 9", make_put(2, region_address(9, 0), at, 8)},
+      {"source is in region 65535", make_put(2, region_address(65535, 0), at, 8)},
+      {"source is bytes", make_put(2, region_address(0, 57), at, 8)},
+      {"source is bytes", make_put(2, region_address(0, (1ull << 48) - 1), at, 0xffffffff)},
+      {"target is in region 9", make_put(2, at, region_address(9, 0), 8)},
+      {"target is bytes", make_put(2, at, region_address(0, 25), 8)},
+  };
+  for (const BackendCase& backend : backend_cases()) {
+    for (const Bad& candidate : bad) {
+      INFO("expected: " << candidate.sentence);
+      CHECK(run_ranks(RankKind::threads, backend, {0, 0, 1}, [&](Rank& rank) -> std::string {
+              MK_EXPECT_OK(rank.connect({}));
+              std::vector<std::byte> memory(rank.rank == 0 ? 64 : 32);
+              std::fill(memory.begin(), memory.end(), static_cast<std::byte>(rank.rank));
+              MK_EXPECT_OK(rank.add_region(memory).status());
+              if (rank.rank == 0) {
+                MK_EXPECT(rank.post(candidate.command));
+                MK_EXPECT(!rank.wait([] { return false; }, std::chrono::seconds(15)) && rank.abort.raised());
+                MK_EXPECT(rank.abort.reason().code() == MK_ERROR_INTERNAL);
+                MK_EXPECT(rank.failed_peers() == std::vector<int>{-1});
+                const std::string sentence = rank.failure();
+                if (!contains(sentence, candidate.sentence)) return "it said: " + sentence;
+              }
+              MK_EXPECT(rank.barrier());
+              MK_EXPECT(all_equal(memory, 0, memory.size(), rank.rank));
+              return "";
+            }) == "");
+    }
+  }
+}
+
+TEST_CASE("a put to a region that its owner has deregistered fails the link", "[transport]") {
+  for (const BackendCase& backend : backend_cases()) {
+    CHECK(run_ranks(RankKind::threads, backend, kTwoNodes, [&](Rank& rank) -> std::string {
+            MK_EXPECT_OK(rank.connect({}));
+            std::vector<std::byte> memory(64, static_cast<std::byte>(rank.rank));
+            MK_EXPECT_OK(rank.add_region(memory).status());
+            if (rank.rank == 1) rank.endpoint->deregister_region(0);
+            MK_EXPECT(rank.barrier());
+            if (rank.rank == 0) {
+              MK_EXPECT(rank.post(make_put(1, region_address(0, 0), region_address(0, 0), 64, 3)));
+            }
+            MK_EXPECT(!rank.wait([] { return false; }, std::chrono::seconds(15)) && rank.abort.raised());
+            MK_EXPECT(rank.failed_peers() == std::vector<int>{1 - rank.rank});
+            if (rank.rank == 1) {
+              MK_EXPECT(contains(rank.failure(), "not registered"));
+              MK_EXPECT(rank.endpoint->signal(3) == 0);
+              MK_EXPECT(all_equal(memory, 0, 64, 1));
+            }
+            return "";
+          }) == "");
+  }
+}
+
+TEST_CASE("ranks that disagree on regions are told so, and can go on", "[transport]") {
+  for (const BackendCase& backend : backend_cases()) {
+    CHECK(run_ranks(RankKind::threads, backend, kTwoNodes, [&](Rank& rank) -> std::string {
+            MK_EXPECT_OK(rank.connect({}));
+            std::vector<std::byte> memory(64);
+            MK_EXPECT_OK(rank.add_region(memory).status());
+            if (rank.rank == 0) rank.endpoint->deregister_region(0);
+            MK_EXPECT(rank.add_region(memory).status().code() == MK_ERROR_MISMATCH);
+            if (rank.rank == 1) rank.endpoint->deregister_region(0);
+            // One rank's registration fails: both hear of it, by name.
+            void* base = rank.rank == 1 ? nullptr : memory.data();
+            auto failed = rank.endpoint->register_region(base, 64, Deadline::after(rank.timeout));
+            MK_EXPECT(!failed.ok() && contains(failed.status().sentence(), "rank 1"));
+            auto region = rank.add_region(memory);
+            MK_EXPECT_OK(region.status());
+            MK_EXPECT(region.value() == 0);
+            MK_EXPECT(rank.post(make_put(1 - rank.rank, 0, 0, 32, 1)));
+            MK_EXPECT(rank.wait([&] { return rank.endpoint->signal(1) == 1; }));
+            MK_EXPECT(rank.wait_complete());
+            MK_EXPECT(rank.barrier());
+            return rank.failure();
+          }) == "");
+  }
+}
+
+TEST_CASE("an endpoint is made with the backend asked for, or a sentence says why not", "[transport]") {
+  const BackendCase backend{"loopback", "0"};
+  static const Backend absent{
+      "absent", [] { return Status(MK_ERROR_UNSUPPORTED, "libabsent.so is not installed"); }, nullptr};
+  const auto connect_with = [&](std::vector<Backend> choice, const char* first, const char* second) {
+    return run_ranks(RankKind::threads, backend, kTwoNodes, [&](Rank& rank) -> std::string {
+      EndpointOptions options;
+      options.backend = rank.rank == 0 ? first : second;
+      const Topology& topology = rank.topology;
+      auto endpoint =
+          create_endpoint(choice, topology, rank.exchange, rank.abort, options, Deadline::after(rank.timeout));
+      std::string answer = endpoint.ok() ? endpoint.value()->backend()
+                                         : status_name(endpoint.status().code()) + endpoint.status().sentence();
+      if (endpoint.ok() && !rank.barrier()) answer += " no barrier";
+      return answer + "; ";
+    });
+  };
+  const Backend loopback = backends().front();
+  CHECK(connect_with({absent, loopback}, "", "") == "rank 0: loopback; rank 1: loopback; ");
+  CHECK(connect_with({loopback}, "loopback", "loopback") == "rank 0: loopback; rank 1: loopback; ");
+  CHECK(connect_with({loopback}, "pigeon", "pigeon") ==
+        "rank 0: invalid argument: transport: expected one of loopback, saw \"pigeon\"; "
+        "rank 1: invalid argument: transport: expected one of loopback, saw \"pigeon\"; ");
+  CHECK(contains(connect_with({loopback}, "", "loopback"),
+                 "rank 1: mismatch: rank 0 asks for the transport \"\""));
+  const std::string none = connect_with({absent}, "absent", "absent");
+  CHECK(contains(none, "rank 1: unsupported: no transport connects the nodes: absent: libabsent.so is not"));
+}
+
+TEST_CASE("a malformed seed is refused on every rank", "[transport]") {
+  CHECK(run_ranks(RankKind::threads, {"loopback", "many"}, kTwoNodes, [&](Rank& rank) -> std::string {
+          const Status status = rank.connect({});
+          MK_EXPECT(!status.ok() && contains(status.sentence(), "MK_LOOPBACK_SEED"));
+          return "";
+        }) == "");
+}
+
+TEST_CASE("with one node there is nobody to send to", "[transport]") {
+  for (const BackendCase& backend : backend_cases()) {
+    CHECK(run_ranks(RankKind::threads, backend, {0, 0}, [&](Rank& rank) -> std::string {
+            MK_EXPECT_OK(rank.connect({}));
+            std::vector<std::byte> memory(64);
+            MK_EXPECT_OK(rank.add_region(memory).status());
+            MK_EXPECT(rank.endpoint->posted() == 0 && rank.endpoint->completed() == 0);
+            MK_EXPECT(rank.barrier());
+            return rank.failure();
+          }) == "");
+  }
+}
+
+}  // namespace mk::test

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: MIT
+// Credits, back-pressure, aborts, and peers that vanish or leave, for every backend.
+#include <signal.h>
+#include <time.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <thread>
+
+#include "../support/catch.h"
+#include "harness.h"
+
+namespace mk::test {
+namespace {
+
+using std::chrono::milliseconds;
+
+const std::vector<int> kTwoNodes{0, 1};
+constexpr uint32_t kSignal = 5;
+constexpr uint32_t kFifoCapacity = 8;
+
+double process_cpu_seconds() {
+  timespec now;
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+}
+
+// Makes the rank's proxy stand still at its first event, until released or for 20 s.
+void stall(Rank& rank, std::atomic<bool>& release) {
+  rank.on_event_hook = [&release] {
+    const Deadline deadline = Deadline::after(std::chrono::seconds(20));
+    while (!release.load() && !deadline.passed()) std::this_thread::sleep_for(milliseconds(5));
+  };
+}
+
+// Posts the same put until nothing has moved for a while; returns how often it succeeded.
+uint64_t post_until_full(Rank& rank, const Command& command) {
+  while (rank.wait([&] { return rank.endpoint->try_post(command); }, milliseconds(250))) {
+  }
+  return rank.endpoint->posted();
+}
+
+std::string wait_for_failure(Rank& rank) {
+  rank.wait([] { return false; }, std::chrono::seconds(15));
+  MK_EXPECT(rank.abort.raised());
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("a receiver that stalls stops its sender without spinning, and nothing is lost", "[transport]") {
+  for (const BackendCase& backend : backend_cases()) {
+    INFO("backend " << backend.backend << ", seed " << backend.seed);
+    constexpr uint64_t kPuts = 400;
+    constexpr uint32_t kBytes = 1 << 16;
+    std::atomic<bool> release{false};
+    CHECK(run_ranks(RankKind::threads, backend, kTwoNodes, [&](Rank& rank) -> std::string {
+            if (rank.rank == 1) stall(rank, release);
+            EndpointOptions options;
+            options.fifo_capacity = kFifoCapacity;
+            MK_EXPECT_OK(rank.connect(options));
+            std::vector<std::byte> memory(kBytes);
+            auto region = rank.add_region(memory);
+            MK_EXPECT_OK(region.status());
+            if (rank.rank == 0) {
+              const uint64_t address = region_address(region.value(), 0);
+              const Command put = make_put(1, address, address, kBytes, kSignal);
+              const uint64_t posted = post_until_full(rank, put);
+              // What is on its way is bounded: the FIFO, the credits, and what the channel and the peer hold.
+              MK_EXPECT(posted >= kFifoCapacity && posted < kPuts);
+              MK_EXPECT(posted - rank.endpoint->completed() <= kFifoCapacity + kCreditsPerPeer);
+              const double before = process_cpu_seconds();
+              std::this_thread::sleep_for(milliseconds(1000));
+              const double used = process_cpu_seconds() - before;
+              release = true;
+              if (used > 0.4) return format("%.2f s of CPU time in a second of waiting; ", used);
+              for (uint64_t n = posted; n < kPuts; ++n) MK_EXPECT(rank.post(put));
+              MK_EXPECT(rank.wait_complete());
+            } else {
+              MK_EXPECT(rank.wait([&] { return rank.endpoint->signal(kSignal) == kPuts; }));
+            }
+            MK_EXPECT(rank.barrier());
+            return rank.failure();
+          }) == "");
+  }
+}
+
+TEST_CASE("an abort ends a sender that is blocked by its peer", "[transport]") {
+  for (const BackendCase& backend : backend_cases()) {
+    std::atomic<bool> release{false};
+    CHECK(run_ranks(RankKind::threads, backend, kTwoNodes, [&](Rank& rank) -> std::string {
+            if (rank.rank == 1) stall(rank, release);
+            EndpointOptions options;
+            options.fifo_capacity = kFifoCapacity;
+            MK_EXPECT_OK(rank.connect(options));
+            std::vector<std::byte> memory(1 << 20);
+            auto region = rank.add_region(memory);
+            MK_EXPECT_OK(region.status());
+            if (rank.rank == 1) {
+              MK_EXPECT(rank.barrier());
+              return "";
+            }
+            const uint64_t address = region_address(region.value(), 0);
+            const Command put = make_put(1, address, address, 1 << 20, kSignal);
+            post_until_full(rank, put);
+            std::thread aborter([&] {
+              std::this_thread::sleep_for(milliseconds(100));
+              rank.abort.raise(Status(MK_ERROR_ABORTED, "the user has had enough"));
+            });
+            const Deadline deadline = Deadline::after(std::chrono::seconds(5));
+            const bool posted = rank.post(put);
+            aborter.join();
+            rank.endpoint.reset();
+            const bool late = deadline.passed();
+            release = true;
+            MK_EXPECT(rank.barrier());
+            MK_EXPECT(!posted && !late);
+            MK_EXPECT(rank.abort.reason().code() == MK_ERROR_ABORTED);
+            return "";
+          }) == "");
+  }
+}
+
+TEST_CASE("a hundred thousand small puts from many threads, both ways", "[transport]") {
+  for (const BackendCase& backend : backend_cases()) {
+    INFO("backend " << backend.backend << ", seed " << backend.seed);
+    constexpr uint32_t kThreads = 4;
+    constexpr uint32_t kEach = kThreadSanitizer ? 2500 : 12500;
+    CHECK(run_ranks(RankKind::threads, backend, kTwoNodes, [&](Rank& rank) -> std::string {
+            MK_EXPECT_OK(rank.connect({}));
+            std::vector<std::byte> source(kThreads * kEach * 8), target(kThreads * kEach * 8);
+            for (size_t i = 0; i < source.size() / 8; ++i) {
+              const uint64_t value = ~i ^ static_cast<uint64_t>(rank.rank) << 60;
+              std::memcpy(&source[i * 8], &value, 8);
+            }
+            auto from = rank.add_region(source), to = rank.add_region(target);
+            MK_EXPECT_OK(from.status());
+            MK_EXPECT_OK(to.status());
+            std::atomic<bool> all_posted{true};
+            std::vector<std::thread> posters;
+            for (uint32_t t = 0; t < kThreads; ++t) {
+              posters.emplace_back([&, t] {
+                for (uint32_t n = 0; n < kEach; ++n) {
+                  const uint64_t offset = (uint64_t{n} * kThreads + t) * 8;
+                  if (!rank.post(make_put(1 - rank.rank, region_address(from.value(), offset),
+                                          region_address(to.value(), offset), 8, t))) {
+                    all_posted = false;
+                    return;
+                  }
+                }
+              });
+            }
+            for (std::thread& poster : posters) poster.join();
+            MK_EXPECT(all_posted.load());
+            MK_EXPECT(rank.wait_complete());
+            MK_EXPECT(rank.endpoint->completed() == kThreads * kEach);
+            for (uint32_t t = 0; t < kThreads; ++t) {
+              MK_EXPECT(rank.wait([&] { return rank.endpoint->signal(t) == kEach; }));
+            }
+            for (size_t i = 0; i < target.size() / 8; ++i) {
+              uint64_t value;
+              std::memcpy(&value, &target[i * 8], 8);
+              if (value != (~i ^ static_cast<uint64_t>(1 - rank.rank) << 60))
+                return format("slot %zu is wrong; ", i);
+            }
+            MK_EXPECT(rank.barrier());
+            return rank.failure();
+          }) == "");
+  }
+}
+
+TEST_CASE("a peer that vanishes is named on every survivor", "[transport]") {
+  const auto kind = GENERATE(from_range(rank_kinds()));
+  for (const BackendCase& backend : backend_cases()) {
+    CHECK(run_ranks(kind, backend, {0, 1, 2}, [&](Rank& rank) -> std::string {
+            MK_EXPECT_OK(rank.connect({}));
+            std::vector<std::byte> memory(1 << 18);
+            auto region = rank.add_region(memory);
+            MK_EXPECT_OK(region.status());
+            if (rank.rank == 1) {
+              MK_EXPECT(rank.wait([&] { return rank.endpoint->signal(kSignal) >= 3; }));
+              if (kind == RankKind::processes) raise(SIGKILL);
+              rank.abort.raise(Status(MK_ERROR_ABORTED, "gone without a word"));
+              rank.endpoint.reset();
+              return "";
+            }
+            const uint64_t address = region_address(region.value(), 0);
+            while (rank.post(make_put(1, address, address, 1 << 18, kSignal))) {
+            }
+            const std::string wrong = wait_for_failure(rank);
+            if (!wrong.empty()) return wrong;
+            const mk_status_t code = rank.abort.reason().code();
+            MK_EXPECT(code == MK_ERROR_REMOTE || code == MK_ERROR_NETWORK);
+            MK_EXPECT(rank.failed_peers() == std::vector<int>{1});
+            MK_EXPECT(rank.failure().find("rank 1") != std::string::npos);
+            // The other survivor is to find rank 1 first, not this one.
+            std::this_thread::sleep_for(milliseconds(300));
+            return "";
+          }) == "");
+  }
+}
+
+TEST_CASE("peers that leave one after the other are no failure, a put to one is", "[transport]") {
+  for (const BackendCase& backend : backend_cases()) {
+    CHECK(run_ranks(RankKind::threads, backend, {0, 1, 2}, [&](Rank& rank) -> std::string {
+            MK_EXPECT_OK(rank.connect({}));
+            MK_EXPECT(rank.post(make_signal((rank.rank + 1) % 3, kSignal)));
+            MK_EXPECT(rank.wait([&] { return rank.endpoint->signal(kSignal) == 1; }));
+            MK_EXPECT(rank.wait_complete());
+            MK_EXPECT(rank.barrier());
+            if (rank.rank != 0) {
+              std::this_thread::sleep_for(milliseconds(50 * rank.rank));
+              rank.endpoint.reset();
+              MK_EXPECT(rank.barrier());
+              return rank.failure();
+            }
+            MK_EXPECT(rank.barrier());
+            std::this_thread::sleep_for(milliseconds(100));
+            MK_EXPECT(!rank.abort.raised() && rank.failed_peers().empty());
+            MK_EXPECT(rank.post(make_signal(2, kSignal)));
+            const std::string wrong = wait_for_failure(rank);
+            if (!wrong.empty()) return wrong;
+            MK_EXPECT(rank.abort.reason().code() == MK_ERROR_REMOTE);
+            MK_EXPECT(rank.failed_peers() == std::vector<int>{2});
+            return "";
+          }) == "");
+  }
+}
+
+}  // namespace mk::test
