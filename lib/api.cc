@@ -151,6 +151,12 @@ Status initialise(mk_comm_t* comm, const mk_unique_id_t& id,
   return status;
 }
 
+// For arguments that are judged before the communicator is entered: its error all the same, where it exists.
+mk_status_t refuse(mk_comm_t comm, std::string sentence) {
+  return finish(Status(MK_ERROR_INVALID_ARGUMENT, std::move(sentence)),
+                communicators().find(value_of(comm)).get());
+}
+
 constexpr int kMaxRanks = 4096;
 
 }  // namespace
@@ -287,7 +293,8 @@ mk_status_t mk_comm_get_async_error(mk_comm_t comm, mk_async_error_t* error) {
   const std::shared_ptr<Communicator> communicator = communicators().find(value_of(comm));
   if (!communicator) return finish(invalid_handle("mk_comm_get_async_error"));
   return finish(write_struct(communicator->async_error(), sizeof(mk_async_error_t),
-                             "mk_comm_get_async_error: error", error));
+                             "mk_comm_get_async_error: error", error),
+                communicator.get());
 }
 
 mk_status_t mk_comm_clear_async_error(mk_comm_t comm) {
@@ -300,8 +307,7 @@ mk_status_t mk_comm_get_flight_record(mk_comm_t comm, mk_flight_entry_t* entries
   const std::shared_ptr<Communicator> communicator = communicators().find(value_of(comm));
   if (!communicator) return finish(invalid_handle("mk_comm_get_flight_record"));
   if (entries == nullptr || count == nullptr) {
-    return finish(Status(MK_ERROR_INVALID_ARGUMENT,
-                         "mk_comm_get_flight_record: entries, count: expected pointers, saw NULL"));
+    return refuse(comm, "mk_comm_get_flight_record: entries, count: expected pointers, saw NULL");
   }
   *count = communicator->flight_record(entries, capacity);
   return MK_SUCCESS;
@@ -309,11 +315,9 @@ mk_status_t mk_comm_get_flight_record(mk_comm_t comm, mk_flight_entry_t* entries
 
 mk_status_t mk_mem_alloc(mk_comm_t comm, size_t bytes, void** ptr) {
   constexpr size_t kLargest = size_t{1} << 46;
-  if (ptr == nullptr)
-    return finish(Status(MK_ERROR_INVALID_ARGUMENT, "mk_mem_alloc: ptr: expected a pointer, saw NULL"));
+  if (ptr == nullptr) return refuse(comm, "mk_mem_alloc: ptr: expected a pointer, saw NULL");
   if (bytes == 0 || bytes > kLargest) {
-    return finish(Status(MK_ERROR_INVALID_ARGUMENT,
-                         format("mk_mem_alloc: bytes: expected 1 to %zu, saw %zu", kLargest, bytes)));
+    return refuse(comm, format("mk_mem_alloc: bytes: expected 1 to %zu, saw %zu", kLargest, bytes));
   }
   return host_collective(comm, "mk_mem_alloc", [bytes, ptr](Communicator& communicator) {
     Result<void*> allocated = communicator.mem_alloc(bytes);
@@ -329,15 +333,12 @@ mk_status_t mk_mem_free(mk_comm_t comm, void* ptr) {
 }
 
 mk_status_t mk_mem_register(mk_comm_t comm, void* ptr, size_t bytes, mk_memory_t* memory) {
-  if (memory == nullptr)
-    return finish(Status(MK_ERROR_INVALID_ARGUMENT, "mk_mem_register: memory: expected a pointer, saw NULL"));
+  if (memory == nullptr) return refuse(comm, "mk_mem_register: memory: expected a pointer, saw NULL");
   if (ptr == nullptr && bytes > 0) {
-    return finish(Status(MK_ERROR_INVALID_ARGUMENT,
-                         format("mk_mem_register: ptr: expected a pointer to %zu bytes, saw NULL", bytes)));
+    return refuse(comm, format("mk_mem_register: ptr: expected a pointer to %zu bytes, saw NULL", bytes));
   }
   if (reinterpret_cast<uintptr_t>(ptr) + bytes < reinterpret_cast<uintptr_t>(ptr)) {
-    return finish(Status(MK_ERROR_INVALID_ARGUMENT,
-                         format("mk_mem_register: bytes: %zu bytes from %p wrap around", bytes, ptr)));
+    return refuse(comm, format("mk_mem_register: bytes: %zu bytes from %p wrap around", bytes, ptr));
   }
   return host_collective(comm, "mk_mem_register", [=](Communicator& communicator) {
     Result<uint64_t> handle = communicator.mem_register(ptr, bytes);

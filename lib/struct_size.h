@@ -10,6 +10,9 @@
 
 namespace mk {
 
+// No version of a struct is larger: a struct_size beyond it was never set, and must not be read to its end.
+constexpr size_t kLargestStruct = 1 << 16;
+
 // Copies a caller's struct. `first_size` is the struct's size in the version that introduced it. A larger
 // struct is accepted when the part unknown here is zero, a smaller one reads as if the rest were zero.
 template <class Struct>
@@ -17,10 +20,10 @@ Status read_struct(const Struct* from, size_t first_size, const char* name, Stru
   if (from == nullptr)
     return Status(MK_ERROR_INVALID_ARGUMENT, format("%s: expected a pointer, saw NULL", name));
   const size_t size = from->struct_size;
-  if (size < first_size) {
+  if (size < first_size || size > kLargestStruct) {
     return Status(MK_ERROR_INVALID_ARGUMENT,
-                  format("%s.struct_size: expected at least %zu, saw %zu; initialise it with its _INIT macro",
-                         name, first_size, size));
+                  format("%s.struct_size: expected %zu to %zu, saw %zu; initialise it with its _INIT macro",
+                         name, first_size, kLargestStruct, size));
   }
   const auto* bytes = reinterpret_cast<const unsigned char*>(from);
   for (size_t offset = sizeof(Struct); offset < size; ++offset) {
@@ -42,11 +45,10 @@ template <class Struct>
 Status write_struct(const Struct& from, size_t first_size, const char* name, Struct* to) {
   if (to == nullptr) return Status(MK_ERROR_INVALID_ARGUMENT, format("%s: expected a pointer, saw NULL", name));
   const size_t size = to->struct_size;
-  constexpr size_t kLargest = 1 << 16;
-  if (size < first_size || size > kLargest) {
+  if (size < first_size || size > kLargestStruct) {
     return Status(MK_ERROR_INVALID_ARGUMENT,
                   format("%s.struct_size: expected %zu to %zu, saw %zu; initialise it with its _INIT macro",
-                         name, first_size, kLargest, size));
+                         name, first_size, kLargestStruct, size));
   }
   std::memcpy(reinterpret_cast<char*>(to) + sizeof size, reinterpret_cast<const char*>(&from) + sizeof size,
               std::min(size, sizeof from) - sizeof size);
