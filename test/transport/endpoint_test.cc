@@ -221,6 +221,7 @@ TEST_CASE("an endpoint is made with the backend asked for, or a sentence says wh
   CHECK(contains(connect_with({loopback}, "", "loopback"),
                  "rank 1: mismatch: rank 0 asks for the transport \"\""));
   const std::string none = connect_with({absent}, "absent", "absent");
+  INFO(none);
   CHECK(contains(none, "rank 1: unsupported: no transport connects the nodes: absent: libabsent.so is not"));
 }
 

@@ -21,6 +21,10 @@ namespace {
 constexpr size_t kNameBytes = 16;
 // Strangers that connect and say nothing; beyond so many the oldest is dropped.
 constexpr size_t kMaxStrangers = 64;
+// Instead of the rank that a hello names.
+constexpr int kWrong = -1;
+constexpr int kSilent = -2;
+constexpr int kClosed = -3;
 
 struct Card {  // what a rank gathers, followed by its host's identity, or by a sentence when it failed
   uint8_t name[kNameBytes];
@@ -108,7 +112,7 @@ class Mesh {
   void hear_strangers();
   Status hear_answers();
   bool send_hello(const FileDescriptor& channel, int to);
-  // The rank of the sender of a valid hello; -1: not one; -2: nothing yet.
+  // The rank of the sender of a valid hello, or one of the three below.
   int hear(const FileDescriptor& channel);
   void wait(const AbortToken& abort, Deadline deadline);
 
@@ -137,10 +141,11 @@ bool Mesh::send_hello(const FileDescriptor& channel, int to) {
 int Mesh::hear(const FileDescriptor& channel) {
   Hello hello;
   const ssize_t got = recv(channel.get(), &hello, sizeof hello, MSG_DONTWAIT | MSG_TRUNC);
-  if (got < 0) return errno == EAGAIN || errno == EINTR ? -2 : -1;
-  if (got != sizeof hello || hello.magic != kHelloMagic) return -1;
-  if (std::memcmp(hello.token, token(topology_.rank), kTokenBytes) != 0) return -1;
-  if (hello.rank >= static_cast<uint32_t>(topology_.nranks)) return -1;
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return kSilent;
+  if (got <= 0) return kClosed;
+  if (got != sizeof hello || hello.magic != kHelloMagic) return kWrong;
+  if (std::memcmp(hello.token, token(topology_.rank), kTokenBytes) != 0) return kWrong;
+  if (hello.rank >= static_cast<uint32_t>(topology_.nranks)) return kWrong;
   return static_cast<int>(hello.rank);
 }
 
@@ -157,18 +162,16 @@ Status Mesh::dial() {
       return Status(MK_ERROR_NETWORK,
                     format("loopback: cannot connect to rank %d: %s", rank, std::strerror(errno)));
     }
-    if (!send_hello(channel, rank)) {
-      return Status(MK_ERROR_NETWORK, format("loopback: cannot greet rank %d: %s", rank, std::strerror(errno)));
-    }
-    waiting_[i] = std::move(channel);
+    if (send_hello(channel, rank)) waiting_[i] = std::move(channel);  // else it was closed at once: later
   }
   return {};
 }
 
 void Mesh::accept_strangers() {
-  for (;;) {
+  for (size_t n = 0; n < kMaxStrangers; ++n) {
     FileDescriptor channel(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!channel.valid()) return;
+    if (strangers_.size() == kMaxStrangers) hear_strangers();
     if (strangers_.size() == kMaxStrangers) strangers_.erase(strangers_.begin());
     strangers_.push_back(std::move(channel));
   }
@@ -177,7 +180,7 @@ void Mesh::accept_strangers() {
 void Mesh::hear_strangers() {
   for (FileDescriptor& stranger : strangers_) {
     const int rank = hear(stranger);
-    if (rank == -2) continue;
+    if (rank == kSilent) continue;
     const bool expected = rank > topology_.rank && is_peer(rank) && !peers_[static_cast<size_t>(rank)].valid();
     if (expected && send_hello(stranger, rank)) peers_[static_cast<size_t>(rank)] = std::move(stranger);
     stranger.reset();
@@ -189,7 +192,11 @@ Status Mesh::hear_answers() {
   for (size_t i = 0; i < waiting_.size(); ++i) {
     if (!waiting_[i].valid()) continue;
     const int rank = hear(waiting_[i]);
-    if (rank == -2) continue;
+    if (rank == kSilent) continue;
+    if (rank == kClosed) {  // crowded out by strangers: dial again
+      waiting_[i].reset();
+      continue;
+    }
     if (rank != static_cast<int>(i)) {
       return Status(MK_ERROR_NETWORK, format("loopback: what answers as rank %zu does not know its token", i));
     }
