@@ -176,18 +176,18 @@ class GemmProblem : public Problem {
 
   const Buffers& buffers(int set) const { return sets_[static_cast<size_t>(set)]; }
 
-  // Partial sums travel as comm_dtype; the all-gather has none.
-  bool sums_travel() const { return kind_ != Kind::kAllgatherGemm && context_.nranks > 1; }
+  // Partial sums are rounded to comm_dtype, among one rank too; the all-gather has none.
+  bool rounds_partial_sums() const { return kind_ != Kind::kAllgatherGemm; }
 
   double error_limit() const {
     const double output = relative_error_limit(context_.dtypes.out_dtype);
-    return sums_travel() ? std::max(output, relative_error_limit(context_.dtypes.comm_dtype)) : output;
+    return rounds_partial_sums() ? std::max(output, relative_error_limit(context_.dtypes.comm_dtype)) : output;
   }
 
   InputMatrix input_a(int set, Pattern pattern) const {
     InputMatrix input{pattern, context_.dtypes.dtype, kSeedA + 0x100 * static_cast<uint64_t>(set), 1};
     int64_t limit = exact_integer_limit(context_.dtypes.out_dtype);
-    if (sums_travel()) limit = std::min(limit, exact_integer_limit(context_.dtypes.comm_dtype));
+    if (rounds_partial_sums()) limit = std::min(limit, exact_integer_limit(context_.dtypes.comm_dtype));
     input.run_length = exact_run_length(windows_.inner, limit);
     return input;
   }

@@ -25,7 +25,7 @@ int64_t share(const char* preset, int64_t size, int nranks) {
 
 // Small enough for the host executor on two cores; the second shape has remainders everywhere.
 Shapes default_shapes(const std::string& name, int nranks) {
-  if (is_gemm(name)) return {{{"m", 256}, {"n", 128}, {"k", 256}}, {{"m", 197}, {"n", 75}, {"k", 131}}};
+  if (is_gemm(name)) return {{{"m", 384}, {"n", 192}, {"k", 384}}, {{"m", 197}, {"n", 75}, {"k", 131}}};
   if (is_moe(name))
     return {{{"tokens", 64 * nranks}, {"hidden", 128}, {"inter", 64}, {"experts", 2 * nranks}, {"topk", 2}}};
   return {{{"batch", 1},

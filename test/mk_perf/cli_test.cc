@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: MIT
+// mk-perf as a user runs it: exit codes, what goes to which output, the JSON file, launchers.
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include "json_reader.h"
+#include "program.h"
+#include "test/support/catch.h"
+
+namespace {
+
+using json::Value;
+using Type = json::Value::Type;
+using program::Outcome;
+using program::Variables;
+
+std::string mk_perf_path() {
+  const char* path = std::getenv("MK_PERF");
+  if (!path) throw std::runtime_error("MK_PERF: expected the path of mk-perf");
+  return path;
+}
+
+Outcome mk_perf(const std::vector<std::string>& arguments, const Variables& variables = {}) {
+  return program::run(mk_perf_path(), arguments, variables);
+}
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+struct Folder {
+  std::filesystem::path path;
+  Folder() {
+    char name[] = "/tmp/mk_perf_test_XXXXXX";
+    if (!mkdtemp(name)) throw std::runtime_error("mkdtemp");
+    path = name;
+  }
+  ~Folder() { std::filesystem::remove_all(path); }
+};
+
+Value read_json(const std::string& path) {
+  std::ifstream file(path);
+  return json::parse({std::istreambuf_iterator<char>(file), {}});
+}
+
+void check_figures(const Value& result) {
+  CHECK(result["fused_us"].keys() == "median min max");
+  const double median = result["fused_us"]["median"].number;
+  CHECK(result["fused_us"]["min"].number > 0);
+  CHECK(result["fused_us"]["min"].number <= median);
+  CHECK(median <= result["fused_us"]["max"].number);
+  CHECK(result["tflops"].number > 0);
+  for (const char* absent : {"baseline_us", "collective_us", "roofline_us"})
+    CHECK(result[absent].is(Type::kNull));
+}
+
+const std::vector<std::string> kQuick = {"--device", "host", "--iters", "3", "--warmup", "1"};
+
+std::vector<std::string> with(std::vector<std::string> arguments, const std::vector<std::string>& more) {
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return arguments;
+}
+
+}  // namespace
+
+TEST_CASE("bad usage exits 2 with one sentence on standard error and nothing on standard output") {
+  const Folder folder;
+  const std::vector<std::vector<std::string>> bad = {
+      {},
+      {"no_such_operator"},
+      {"all", "extra"},
+      {"all", "--no-such-option"},
+      {"all", "--shape"},
+      {"gemm_allreduce", "--shape", "m=4,n=4"},
+      {"gemm_allreduce", "--shape", "m=4,n=4,k=-4"},
+      {"gemm_allreduce", "--shape", "m=4,n=4,k="},
+      {"gemm_allreduce", "--shape", "m=4,n=4,k=4,heads=2"},
+      {"all", "--preset", "no-such-preset"},
+      {"all", "--dtype", "int8"},
+      {"all", "-g", "4", "--nodes", "3"},
+      {"all", "-g", "0"},
+      {"all", "--iters", "many"},
+      {"all", "--device", "host", "--baseline", "nccl"},
+      {"all", "--json", folder.path / "missing" / "file.json"},
+      {"all", "--json", folder.path},
+  };
+  for (const std::vector<std::string>& arguments : bad) {
+    std::string line = "mk-perf";
+    for (const std::string& argument : arguments) line += " " + argument;
+    INFO(line);
+    const Outcome outcome = mk_perf(arguments);
+    CHECK(outcome.exit_code == 2);
+    CHECK(outcome.out == "");
+    CHECK(outcome.err.rfind("mk-perf: ", 0) == 0);
+    CHECK(outcome.err.find('\n') == outcome.err.size() - 1);
+  }
+}
+
+TEST_CASE("a launcher's environment that makes no sense is bad usage") {
+  for (const Variables& variables :
+       std::vector<Variables>{{{"MK_RANK", "0"}},
+                              {{"MK_RANK", "5"}, {"MK_NRANKS", "2"}},
+                              {{"MK_RANK", "0"}, {"MK_NRANKS", "2"}},
+                              {{"MK_RANK", "0"}, {"MK_NRANKS", "2"}, {"MK_UNIQUE_ID", "12"}}}) {
+    const Outcome outcome = mk_perf({"all", "--device", "host"}, variables);
+    CHECK(outcome.exit_code == 2);
+    CHECK(outcome.out == "");
+    CHECK(outcome.err.rfind("mk-perf: ", 0) == 0);
+  }
+}
+
+TEST_CASE("help, version and environment") {
+  const Outcome help = mk_perf({"--help"});
+  CHECK(help.exit_code == 0);
+  CHECK(contains(help.out, "--shape"));
+  const Outcome version = mk_perf({"--version"});
+  CHECK(version.exit_code == 0);
+  CHECK(version.out.rfind("mk-perf 0.", 0) == 0);
+  CHECK(contains(version.out, "libmkernel 0."));
+  const Outcome env = mk_perf({"--env"}, {{"MK_LOG", "warn"}});
+  CHECK(env.exit_code == 0);
+  CHECK(contains(env.out, "MK_SOCKET_IFNAME"));
+  CHECK(contains(env.out, "warn"));
+  CHECK(contains(env.out, "launcher: none found"));
+  const Outcome launched = mk_perf({"--env"}, {{"RANK", "3"}, {"WORLD_SIZE", "4"}});
+  CHECK(contains(launched.out, "launcher: torchrun, rank 3 of 4"));
+}
+
+TEST_CASE("all operators of the host run, pass their checks and come as a table and as JSON") {
+  const Folder folder;
+  const std::string path = folder.path / "results.json";
+  const Outcome outcome = mk_perf(with({"all", "-g", "2", "--check", "--json", path}, kQuick));
+  INFO(outcome.err);
+  REQUIRE(outcome.exit_code == 0);
+  CHECK(outcome.err == "");
+  CHECK(contains(outcome.out, "fused us"));
+  CHECK(contains(outcome.out, "gemm_reduce_scatter"));
+  CHECK(contains(outcome.out, "ok, exact"));
+
+  const Value document = read_json(path);
+  CHECK(document.keys() == "version machine results");
+  CHECK(document["version"].is(Type::kString));
+  CHECK(document["machine"]["cores"].number >= 1);
+  CHECK(document["machine"]["build"].is(Type::kString));
+  REQUIRE(document["results"].items.size() >= 3);
+  std::vector<std::string> operators;
+  for (const Value& result : document["results"].items) {
+    CHECK(result.keys() ==
+          "operator device ranks nodes shape dtype mode check fused_us baseline_us gemm_us collective_us "
+          "roofline_us tflops");
+    operators.push_back(result["operator"].text);
+    CHECK(result["device"].text == "host");
+    CHECK(result["ranks"].number == 2);
+    CHECK(result["nodes"].number == 1);
+    CHECK(result["shape"].keys() == "m n k");
+    CHECK(result["dtype"].text == "bf16");
+    CHECK(result["mode"].text == "isolated");
+    CHECK(result["check"].keys() == "passed exact relative_error");
+    CHECK(result["check"]["passed"].truth);
+    CHECK(result["check"]["exact"].truth);
+    CHECK(result["check"]["relative_error"].number <= 5e-3);
+    CHECK(result["gemm_us"].number > 0);
+    check_figures(result);
+  }
+  for (const char* name : {"allgather_gemm", "gemm_reduce_scatter", "gemm_allreduce"}) {
+    CHECK(std::count(operators.begin(), operators.end(), name) >= 1);
+  }
+}
+
+TEST_CASE("emulated nodes, other types, back to back, without a check") {
+  const Folder folder;
+  const std::string path = folder.path / "results.json";
+  const Outcome outcome =
+      mk_perf(with({"gemm_allreduce", "-g", "4", "--nodes", "2", "--shape", "m=37,n=24,k=17", "--dtype", "fp16",
+                    "--out-dtype", "fp32", "--mode", "back-to-back", "--json", path},
+                   kQuick));
+  INFO(outcome.err);
+  REQUIRE(outcome.exit_code == 0);
+  const Value document = read_json(path);
+  REQUIRE(document["results"].items.size() == 1);
+  const Value& result = document["results"].items[0];
+  CHECK(result["ranks"].number == 4);
+  CHECK(result["nodes"].number == 2);
+  CHECK(result["dtype"].text == "fp16->fp32");
+  CHECK(result["mode"].text == "back-to-back");
+  CHECK(result["check"]["passed"].is(Type::kNull));
+  CHECK(result["check"]["relative_error"].is(Type::kNull));
+  check_figures(result);
+}
+
+TEST_CASE("every dtype passes its check, on one rank and on ranks without rows") {
+  for (const char* dtype : {"bf16", "fp16"}) {
+    for (const char* out : {"bf16", "fp16", "fp32"}) {
+      for (const char* ranks : {"1", "3"}) {
+        INFO(dtype << " " << out << " " << ranks);
+        const Outcome outcome =
+            mk_perf(with({"all", "-g", ranks, "--check", "--shape", "m=2,n=19,k=33", "--shape",
+                          "m=65,n=8,k=200", "--dtype", dtype, "--out-dtype", out},
+                         kQuick));
+        INFO(outcome.err << outcome.out);
+        CHECK(outcome.exit_code == 0);
+      }
+    }
+  }
+}
+
+TEST_CASE("an operator that the library does not have is named, and exits 2") {
+  for (const char* name : {"moe_dispatch_gemm", "moe_gemm_combine", "ring_attention"}) {
+    const Outcome outcome = mk_perf(with({name, "-g", "2"}, kQuick));
+    INFO(outcome.err);
+    CHECK(outcome.exit_code == 2);
+    CHECK(outcome.out == "");
+    CHECK(contains(outcome.err, "MK_ERROR_UNSUPPORTED"));
+    CHECK(contains(outcome.err, name));
+    CHECK(outcome.err.find('\n') == outcome.err.size() - 1);
+  }
+}
+
+TEST_CASE("ranks of a launcher find each other by a file, past what an earlier job left there") {
+  const Folder folder;
+  const std::string id_path = folder.path / "id";
+  const std::string json_path = folder.path / "results.json";
+  std::ofstream(id_path) << "left by an earlier job";
+  const std::vector<std::string> arguments =
+      with({"all", "--check", "--shape", "m=48,n=16,k=32", "--id-file", id_path, "--json", json_path}, kQuick);
+  std::vector<program::Process> ranks;
+  for (const char* rank : {"1", "0"}) {
+    ranks.emplace_back(mk_perf_path(), arguments, Variables{{"MK_RANK", rank}, {"MK_NRANKS", "2"}});
+  }
+  const Outcome other = ranks[0].wait(120);
+  const Outcome first = ranks[1].wait(120);
+  INFO(first.err << other.err);
+  CHECK(first.exit_code == 0);
+  CHECK(other.exit_code == 0);
+  CHECK(contains(first.out, "ok, exact"));
+  CHECK(other.out == "");
+  CHECK(read_json(json_path)["results"].items.size() == 3);
+  CHECK(!std::filesystem::exists(id_path));
+}
+
+TEST_CASE("a failing check exits 1, says so in the table and names rank, shape and place") {
+  const char* spoiler = std::getenv("MK_PERF_SPOILER");
+  if (!spoiler) {
+    WARN("not run: a preloaded library and a sanitizer do not go together");
+    return;
+  }
+  const std::vector<std::string> arguments =
+      with({"gemm_allreduce", "-g", "2", "--check", "--shape", "m=32,n=16,k=24", "--iters", "20"},
+           {"--device", "host", "--warmup", "3"});
+  const auto spoiled = [&](const char* how) {
+    return mk_perf(arguments, {{"LD_PRELOAD", spoiler}, {"MK_PERF_SPOIL", how}});
+  };
+  CHECK(spoiled("not at all").exit_code == 0);
+
+  const Outcome bit = spoiled("bit");
+  CHECK(bit.exit_code == 1);
+  CHECK(contains(bit.out, "FAILED, not exact"));
+  CHECK(contains(bit.err,
+                 "check failed: gemm_allreduce m=32,n=16,k=24: integer inputs: row 0, column 8: expected"));
+
+  const Outcome unwritten = spoiled("unwritten");
+  CHECK(unwritten.exit_code == 1);
+  CHECK(contains(unwritten.err, "row 0, column 8: never written"));
+
+  const Outcome late = spoiled("late");
+  CHECK(late.exit_code == 1);
+  CHECK(contains(late.out, "FAILED, exact"));
+  CHECK(contains(late.err, "a repeated launch on the same inputs gave other bits"));
+}

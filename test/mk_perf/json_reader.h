@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: MIT
+// A strict reader of JSON (RFC 8259), independent of the writer that it reads after.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace json {
+
+struct Value {
+  enum class Type { kNull, kBool, kNumber, kString, kArray, kObject };
+  Type type = Type::kNull;
+  bool truth = false;
+  double number = 0;
+  std::string text;
+  std::vector<Value> items;
+  std::vector<std::pair<std::string, Value>> members;  // in their order
+
+  bool is(Type other) const { return type == other; }
+  // The member; throws std::runtime_error when there is none.
+  const Value& operator[](const std::string& key) const;
+  // "a b c": the keys of an object in order.
+  std::string keys() const;
+};
+
+// Throws std::runtime_error with the offset of the first mistake.
+Value parse(const std::string& text);
+
+}  // namespace json

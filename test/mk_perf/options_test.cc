@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: MIT
+#include "options.h"
+#include "errors.h"
+#include "presets.h"
+#include "test/support/catch.h"
+
+using namespace perf;
+
+namespace {
+
+Options parse(std::vector<const char*> arguments) {
+  arguments.insert(arguments.begin(), "mk-perf");
+  return parse_options(static_cast<int>(arguments.size()), arguments.data());
+}
+
+// The sentence of the UsageError that `action` throws; "" when it throws none.
+template <typename Action>
+std::string refusal(Action action) {
+  try {
+    action();
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+std::string refusal_of(const std::vector<const char*>& arguments, int nranks = 2) {
+  return refusal([&] {
+    const Options options = parse(arguments);
+    select_work(options, nranks);
+    node_of_rank(options, nranks);
+  });
+}
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+}  // namespace
+
+TEST_CASE("a full command line is understood") {
+  const Options options = parse(
+      {"gemm_allreduce", "--device",       "host",     "-g",          "4",        "--nodes", "2",
+       "--shape",        "m=64,n=32,k=16", "--shape",  "k=1,m=2,n=3", "--dtype",  "fp16",    "--out-dtype",
+       "fp32",           "--check",        "--iters",  "7",           "--warmup", "0",       "--mode",
+       "back-to-back",   "--json",         "out.json", "--id-file",   "id"});
+  CHECK(options.operator_name == "gemm_allreduce");
+  CHECK(options.device == MK_DEVICE_HOST);
+  CHECK(options.local_ranks == 4);
+  CHECK(options.nodes == 2);
+  CHECK(options.dtypes.dtype == MK_DTYPE_FP16);
+  CHECK(options.dtypes.out_dtype == MK_DTYPE_FP32);
+  CHECK(options.dtypes.comm_dtype == MK_DTYPE_FP16);
+  CHECK(options.check);
+  CHECK(options.iterations == 7);
+  CHECK(options.warmup == 0);
+  CHECK(options.mode == Mode::kBackToBack);
+  CHECK(options.json_path == "out.json");
+  CHECK(options.id_path == "id");
+  const std::vector<Selection> work = select_work(options, 4);
+  REQUIRE(work.size() == 1);
+  REQUIRE(work[0].shapes.size() == 2);
+  CHECK(work[0].shapes[1].text() == "m=2,n=3,k=1");
+  CHECK(node_of_rank(options, 4) == std::vector<int32_t>{0, 0, 1, 1});
+}
+
+TEST_CASE("defaults") {
+  const Options options = parse({"all"});
+  CHECK(options.device == MK_DEVICE_AUTO);
+  CHECK(!options.local_ranks);
+  CHECK(!options.check);
+  CHECK(options.iterations == 20);
+  CHECK(options.mode == Mode::kIsolated);
+  CHECK(options.dtypes.out_dtype == MK_DTYPE_BF16);
+  CHECK(select_work(options, 2).size() == all_operators().size());
+  CHECK(node_of_rank(options, 2).empty());
+}
+
+TEST_CASE("bad usage is refused with a sentence that says what was expected") {
+  CHECK(contains(refusal_of({}), "which operator"));
+  CHECK(contains(refusal_of({"gemm"}), "unknown operator \"gemm\"; expected one of allgather_gemm"));
+  CHECK(contains(refusal_of({"all", "gemm_allreduce"}), "expected one operator"));
+  CHECK(!refusal_of({"all", "--no-such-option"}).empty());
+  CHECK(!refusal_of({"all", "--shape"}).empty());
+  CHECK(contains(refusal_of({"all", "--device", "tpu"}), "--device: expected auto, host or cuda, saw \"tpu\""));
+  CHECK(contains(refusal_of({"all", "--dtype", "fp32"}), "--dtype: expected bf16 or fp16"));
+  CHECK(contains(refusal_of({"all", "--out-dtype", "fp8"}), "--out-dtype: expected bf16, fp16 or fp32"));
+  CHECK(contains(refusal_of({"all", "--mode", "fast"}), "--mode"));
+  CHECK(contains(refusal_of({"all", "--baseline", "mpi"}), "--baseline"));
+  CHECK(contains(refusal_of({"all", "--baseline", "nccl", "--device", "host"}), "NCCL needs GPUs"));
+  CHECK(contains(refusal_of({"all", "-g", "0"}), "-g: expected an integer from 1"));
+  CHECK(contains(refusal_of({"all", "-g", "-2"}), "-g"));
+  CHECK(contains(refusal_of({"all", "-g", "two"}), "saw \"two\""));
+  CHECK(contains(refusal_of({"all", "--iters", "0"}), "--iters"));
+  CHECK(contains(refusal_of({"all", "--warmup", "-1"}), "--warmup"));
+  CHECK(contains(refusal_of({"all", "--nodes", "3"}, 4), "does not divide the 4 ranks"));
+  CHECK(contains(refusal_of({"all", "--nodes", "0"}), "--nodes"));
+  CHECK(contains(refusal_of({"all", "--preset", "gpt"}), "expected one of square, llama3-70b, deepseek-v3"));
+  CHECK(contains(refusal_of({"all", "--preset", "square", "--shape", "m=1,n=1,k=1"}), "give one of them"));
+  CHECK(contains(refusal_of({"ring_attention", "--preset", "square"}), "has no shapes for ring_attention"));
+  CHECK(contains(refusal_of({"gemm_allreduce", "--preset", "llama3-70b"}, 3), "3 ranks do not divide"));
+  CHECK(contains(refusal_of({"all", "--json", ""}), "--json"));
+}
+
+TEST_CASE("bad shapes are refused with a sentence") {
+  const auto refused = [](const char* shape) { return refusal_of({"gemm_allreduce", "--shape", shape}); };
+  CHECK(refused("m=1,n=2,k=3") == "");
+  CHECK(contains(refused(""), "expected key=value"));
+  CHECK(contains(refused("m=1,n=2,k=3,"), "expected key=value, saw \"\""));
+  CHECK(contains(refused("m"), "expected key=value, saw \"m\""));
+  CHECK(contains(refused("=4"), "expected key=value"));
+  CHECK(contains(refused("m=,n=2,k=3"), "m: expected an integer"));
+  CHECK(contains(refused("m=-1,n=2,k=3"), "saw \"-1\""));
+  CHECK(contains(refused("m=1x,n=2,k=3"), "saw \"1x\""));
+  CHECK(contains(refused("m= 1,n=2,k=3"), "saw \" 1\""));
+  CHECK(contains(refused("m=0,n=2,k=3"), "m: expected 1 to"));
+  CHECK(contains(refused("m=99999999999999999999,n=2,k=3"), "m: expected an integer"));
+  CHECK(contains(refused("m=1000000000000,n=1000000000000,k=3"), "2^60 bytes"));
+  CHECK(contains(refused("m=1,m=1,n=2,k=3"), "given twice"));
+  CHECK(contains(refused("m=1,n=2"), "key k is missing; gemm_allreduce takes m n k"));
+  CHECK(contains(refused("m=1,n=2,k=3,tokens=4"), "gemm_allreduce has no key tokens; its keys are m n k"));
+  const auto moe = [](const char* shape) { return refusal_of({"moe_dispatch_gemm", "--shape", shape}); };
+  CHECK(moe("tokens=8,hidden=16,inter=8,experts=4,topk=2") == "");
+  CHECK(contains(moe("tokens=8,hidden=16,inter=8,experts=4,topk=5"), "topk exceeds experts"));
+  CHECK(contains(moe("tokens=8,hidden=15,inter=8,experts=4,topk=2"), "not a multiple of 8"));
+  const auto attention = [](const char* shape) { return refusal_of({"ring_attention", "--shape", shape}); };
+  CHECK(attention("batch=1,seq=64,heads=4,kv_heads=2,dim=64") == "");
+  CHECK(contains(attention("batch=1,seq=64,heads=4,kv_heads=3,dim=64"), "kv_heads does not divide heads"));
+  CHECK(contains(attention("batch=1,seq=64,heads=4,kv_heads=2,dim=64,zigzag=1"), "needs causal=1"));
+  CHECK(contains(attention("batch=1,seq=64,heads=4,kv_heads=2,dim=64,causal=2"), "causal: expected 0 to 1"));
+}
+
+TEST_CASE("with all, a shape is for the operators that know its keys") {
+  CHECK(select_work(parse({"all", "--shape", "m=8,n=8,k=8"}), 2).size() == 3);
+  CHECK(select_work(parse({"all", "--shape", "tokens=8,hidden=16,inter=8,experts=4,topk=2"}), 2).size() == 2);
+  CHECK(contains(refusal_of({"all", "--shape", "x=8"}), "no operator has these keys"));
+}
+
+TEST_CASE("presets follow the splits of tensor parallelism") {
+  CHECK(preset_shapes("square", "allgather_gemm", 4).front().text() == "m=2048,n=512,k=2048");
+  CHECK(preset_shapes("square", "gemm_reduce_scatter", 4).back().text() == "m=32768,n=32768,k=8192");
+  const std::vector<Shape> gather = preset_shapes("llama3-70b", "allgather_gemm", 4);
+  CHECK(gather.front().text() == "m=1024,n=2560,k=8192");
+  CHECK(gather.back().text() == "m=8192,n=14336,k=8192");
+  const std::vector<Shape> decode = preset_shapes("llama3-70b", "gemm_allreduce", 4);
+  CHECK(decode.front().text() == "m=16,n=8192,k=2048");
+  CHECK(decode.back().text() == "m=1024,n=8192,k=7168");
+  CHECK(preset_shapes("deepseek-v3", "moe_dispatch_gemm", 8).front().text() ==
+        "tokens=8192,hidden=7168,inter=2048,experts=256,topk=8");
+  for (const char* preset : {"default", "square", "llama3-70b", "deepseek-v3"}) {
+    for (const int nranks : {1, 2, 4, 8, 16}) {
+      CHECK(refusal_of({"all", "--preset", preset}, nranks) == "");
+    }
+  }
+}

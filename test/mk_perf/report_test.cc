@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: MIT
+#include "report.h"
+#include "test/support/catch.h"
+
+using namespace perf;
+
+namespace {
+
+Result example() {
+  Result result;
+  result.operator_name = "gemm_allreduce";
+  result.device = "host";
+  result.ranks = 4;
+  result.nodes = 2;
+  result.shape = {{"m", 64}, {"n", 32}, {"k", 16}};
+  result.dtype = "bf16";
+  result.fused = {12.5, 10, 20};
+  result.tflops = 0.01;
+  return result;
+}
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+}  // namespace
+
+TEST_CASE("median, minimum and maximum") {
+  CHECK(summarize({3}).median_us == 3);
+  CHECK(summarize({4, 1, 3}).median_us == 3);
+  CHECK(summarize({4, 1, 3, 2}).median_us == 2.5);
+  CHECK(summarize({4, 1, 3, 2}).min_us == 1);
+  CHECK(summarize({4, 1, 3, 2}).max_us == 4);
+}
+
+TEST_CASE("timed launches are cut into loops") {
+  CHECK(loops_of({Mode::kIsolated, 3, 4}) == std::vector<int>{1, 1, 1, 1});
+  CHECK(loops_of({Mode::kBackToBack, 3, 12}) == std::vector<int>{3, 3, 2, 2, 2});
+  CHECK(loops_of({Mode::kBackToBack, 3, 2}) == std::vector<int>{1, 1});
+}
+
+TEST_CASE("a verdict needs every part of the check") {
+  Check check;
+  check.relative_error_limit = 5e-3;
+  check.relative_error = 5e-3;
+  CHECK(check.passed());
+  for (bool Check::*part : {&Check::exact, &Check::complete, &Check::same_bits}) {
+    Check lacking = check;
+    lacking.*part = false;
+    CHECK(!lacking.passed());
+  }
+  check.relative_error = 5.1e-3;
+  CHECK(!check.passed());
+}
+
+TEST_CASE("the table says what was measured, and what was not") {
+  Result unchecked = example();
+  Result checked = example();
+  checked.check = CheckResult{true, true, false, 1.5e-3};
+  checked.baseline_us = 25;
+  Result failed = example();
+  failed.check = CheckResult{false, false, true, 0.5};
+  const std::string table = table_text({unchecked, checked, failed}, {Mode::kIsolated, 3, 20});
+  CHECK(contains(table, "operator"));
+  CHECK(contains(table, "m=64,n=32,k=16"));
+  CHECK(contains(table, "2.00"));  // speed-up
+  CHECK(contains(table, "ok, exact, 1.5e-03 (sample)"));
+  CHECK(contains(table, "FAILED, not exact, 5.0e-01"));
+  CHECK(contains(table, "\u2014"));
+  CHECK(contains(table, "median of 20 isolated launches"));
+  CHECK(contains(table, "check (sample)"));
+  CHECK(!contains(table_text({unchecked}, {Mode::kIsolated, 3, 20}), "check (sample)"));
+}
+
+TEST_CASE("the JSON has every key, absent figures null") {
+  const std::string json = json_text({example()}, Machine{}, "1.2.3");
+  for (const char* part : {"\"version\": \"1.2.3\"",
+                           "\"machine\": {",
+                           "\"results\": [",
+                           "\"operator\": \"gemm_allreduce\"",
+                           "\"device\": \"host\"",
+                           "\"ranks\": 4",
+                           "\"nodes\": 2",
+                           "\"m\": 64",
+                           "\"dtype\": \"bf16\"",
+                           "\"mode\": \"isolated\"",
+                           "\"passed\": null",
+                           "\"exact\": null",
+                           "\"relative_error\": null",
+                           "\"median\": 12.5",
+                           "\"min\": 10",
+                           "\"max\": 20",
+                           "\"baseline_us\": null",
+                           "\"gemm_us\": null",
+                           "\"collective_us\": null",
+                           "\"roofline_us\": null",
+                           "\"tflops\": 0.01"}) {
+    INFO(part);
+    CHECK(contains(json, part));
+  }
+}
+
+TEST_CASE("the types of inputs and output") {
+  CHECK(dtypes_text({MK_DTYPE_FP16, MK_DTYPE_FP16, MK_DTYPE_FP16}) == "fp16");
+  CHECK(dtypes_text({MK_DTYPE_BF16, MK_DTYPE_FP32, MK_DTYPE_BF16}) == "bf16->fp32");
+}
