@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: MIT
+#include "gemm_problem.h"
+
+#include <algorithm>
+#include <cmath>
+#include <sstream>
+
+#include "element.h"
+
+namespace mk::test {
+namespace {
+
+// splitmix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014).
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed) {}
+  uint64_t next() {
+    uint64_t z = state_ += 0x9e3779b97f4a7c15ull;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebull;
+    return z ^ z >> 31;
+  }
+  double unit() { return static_cast<double>(next() >> 11) * 0x1p-53; }
+
+ private:
+  uint64_t state_;
+};
+
+// bf16 holds every integer up to here.
+constexpr double kLargestInteger = 256;
+
+const char* name_of(mk_dtype_t dtype) {
+  return dtype == MK_DTYPE_BF16   ? "bf16"
+         : dtype == MK_DTYPE_FP16 ? "fp16"
+         : dtype == MK_DTYPE_FP32 ? "fp32"
+                                  : "default";
+}
+
+const char* name_of(mk_operator_t op) {
+  return op == MK_OPERATOR_ALLGATHER_GEMM        ? "allgather_gemm"
+         : op == MK_OPERATOR_GEMM_REDUCE_SCATTER ? "gemm_reduce_scatter"
+                                                 : "gemm_allreduce";
+}
+
+// sum over kk of A[row, kk] * B[kk, column], row by row.
+void multiply_add(const Values& a, int64_t row, const Values& b, std::vector<double>& sums) {
+  for (int64_t kk = 0; kk < a.columns; ++kk) {
+    const double factor = a(row, kk);
+    if (factor == 0) continue;
+    for (int64_t column = 0; column < b.columns; ++column)
+      sums[static_cast<size_t>(column)] += factor * b(kk, column);
+  }
+}
+
+}  // namespace
+
+int64_t GemmCase::owned_begin(int nranks, int rank) const {
+  return std::min(m, (m + nranks - 1) / nranks * rank);
+}
+
+int64_t GemmCase::leading_dimension(int64_t columns, mk_dtype_t type) const {
+  const int64_t unit = 16 / element_size(type);
+  return ((columns + unit - 1) / unit + padding) * unit;
+}
+
+double GemmCase::tolerance() const {
+  const mk_dtype_t travels = gathers()                        ? MK_DTYPE_FP32
+                             : comm_dtype != MK_DTYPE_DEFAULT ? comm_dtype
+                             : out_dtype == MK_DTYPE_FP32     ? dtype
+                                                              : out_dtype;
+  const auto of = [](mk_dtype_t type) {
+    return type == MK_DTYPE_BF16 ? 5e-3 : type == MK_DTYPE_FP16 ? 1e-3 : 1e-4;
+  };
+  return std::max(of(out_dtype), of(travels));
+}
+
+std::string describe(const GemmCase& gemm) {
+  static constexpr const char* kGathered[] = {"none", "plain", "symmetric", "symmetric_uneven", "mixed"};
+  std::ostringstream text;
+  text << name_of(gemm.op) << " m=" << gemm.m << " n=" << gemm.n << " k=" << gemm.k
+       << " step=" << gemm.local_step << " " << name_of(gemm.dtype) << "->" << name_of(gemm.out_dtype)
+       << " comm=" << name_of(gemm.comm_dtype) << (gemm.b_layout == MK_LAYOUT_NK ? " NK" : " KN")
+       << (gemm.accumulate ? " accumulate" : "")
+       << (gemm.bias ? std::string(" bias=") + name_of(gemm.bias_dtype) : "") << " padding=" << gemm.padding
+       << " gathered=" << kGathered[static_cast<int>(gemm.gathered)] << (gemm.registered ? " registered" : "")
+       << " tile=" << gemm.tuning.tile_m << "x" << gemm.tuning.tile_n << " chunk=" << gemm.tuning.chunk_bytes
+       << " compute=" << gemm.tuning.compute_ctas << " seed=" << gemm.seed;
+  return text.str();
+}
+
+GemmProblem::GemmProblem(const GemmCase& gemm_in, int nranks_in) : gemm(gemm_in), nranks(nranks_in) {
+  if (!gemm.integers) {
+    draw(0, 1);
+    multiply();
+    return;
+  }
+  double density = 1;
+  draw(2, density);
+  if (multiply()) return;
+  do {
+    draw(1, density);
+    density /= 2;
+  } while (!multiply());
+}
+
+// amplitude 0: numbers in [-1, 1]; else integers in [-amplitude, amplitude], a share `density` of them not 0.
+void GemmProblem::draw(double amplitude, double density) {
+  Random random(gemm.seed * 1000003 + static_cast<uint64_t>(gemm.op));
+  const auto fill = [&](Values& values, mk_dtype_t type, double share) {
+    for (double& value : values.at) {
+      if (amplitude == 0) {
+        value = decode(encode(2 * random.unit() - 1, type), type);
+      } else {
+        value = random.unit() < share ? std::floor(random.unit() * (2 * amplitude + 1)) - amplitude : 0;
+      }
+    }
+  };
+  a.clear(), b.clear(), bias.clear(), c_before.clear();
+  for (int rank = 0; rank < nranks; ++rank) {
+    fill(a.emplace_back(gemm.a_rows(nranks, rank), gemm.k_of(rank)), gemm.dtype, density);
+    fill(b.emplace_back(gemm.k_of(rank), gemm.n_of(rank)), gemm.dtype, 1);
+    fill(bias.emplace_back(1, gemm.bias ? gemm.n_of(rank) : 0), gemm.bias_dtype, 1);
+    fill(c_before.emplace_back(gemm.accumulate ? gemm.c_rows(nranks, rank) : 0, gemm.n_of(rank)),
+         gemm.out_dtype, 1);
+  }
+}
+
+bool GemmProblem::multiply() {
+  gathered = gemm.gathers() ? Values(gemm.m, gemm.k) : Values();
+  c.clear();
+  for (int rank = 0; rank < nranks; ++rank) c.emplace_back(gemm.c_rows(nranks, rank), gemm.n_of(rank));
+  double largest = 0;
+  std::vector<double> sums, total, magnitudes;
+  for (int owner = 0; owner < nranks; ++owner) {
+    for (int64_t i = 0; i < gemm.owned_rows(nranks, owner); ++i) {
+      const int64_t row = gemm.owned_begin(nranks, owner) + i;
+      if (gemm.gathers()) {
+        std::copy_n(a[static_cast<size_t>(owner)].at.begin() + i * gemm.k, gemm.k,
+                    gathered.at.begin() + row * gemm.k);
+      }
+      total.assign(static_cast<size_t>(gemm.n), 0);
+      magnitudes.assign(static_cast<size_t>(gemm.n), 0);
+      for (int rank = 0; rank < nranks; ++rank) {
+        const auto r = static_cast<size_t>(rank);
+        sums.assign(static_cast<size_t>(gemm.n_of(rank)), 0);
+        multiply_add(gemm.gathers() ? a[static_cast<size_t>(owner)] : a[r], gemm.gathers() ? i : row, b[r],
+                     sums);
+        if (gemm.gathers()) {
+          for (size_t j = 0; j < sums.size(); ++j) {
+            c[r](row, static_cast<int64_t>(j)) = sums[j] + (gemm.bias ? bias[r].at[j] : 0);
+            largest = std::max(largest, std::fabs(sums[j]));
+          }
+          continue;
+        }
+        for (size_t j = 0; j < sums.size(); ++j) {
+          total[j] += sums[j];
+          magnitudes[j] += std::fabs(sums[j]);
+          largest = std::max(largest, magnitudes[j]);  // bounds the sum of any subset of ranks
+        }
+      }
+      if (gemm.gathers()) continue;
+      const Values& added = bias[static_cast<size_t>(owner)];
+      for (int rank = 0; rank < nranks; ++rank) {
+        if (gemm.op == MK_OPERATOR_GEMM_REDUCE_SCATTER && rank != owner) continue;
+        const int64_t place = gemm.op == MK_OPERATOR_GEMM_REDUCE_SCATTER ? i : row;
+        for (int64_t j = 0; j < gemm.n; ++j) {
+          const auto column = static_cast<size_t>(j);
+          c[static_cast<size_t>(rank)](place, j) = total[column] + (gemm.bias ? added.at[column] : 0);
+        }
+      }
+    }
+  }
+  for (size_t rank = 0; rank < c.size() && gemm.accumulate; ++rank) {
+    for (size_t at = 0; at < c[rank].at.size(); ++at) c[rank].at[at] += c_before[rank].at[at];
+  }
+  return largest + 4 <= kLargestInteger;  // 2 of the bias, 2 of the C that was there
+}
+
+}  // namespace mk::test
