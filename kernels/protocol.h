@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "host_device.h"
+#include "device/host_device.h"
 
 namespace mk {
 
@@ -21,22 +21,24 @@ struct TopologyView {
   const int* node_begin;          // [num_nodes + 1], into ranks_by_node
   const int* ranks_by_node;       // [nranks], ranks of node 0, then of node 1, ...
 
-  MK_HD int node() const { return node_of_rank[rank]; }
-  MK_HD int local_rank() const { return local_rank_of_rank[rank]; }
-  MK_HD int local_nranks() const { return node_nranks(node()); }
-  MK_HD int node_nranks(int node) const { return node_begin[node + 1] - node_begin[node]; }
-  MK_HD int rank_at(int node, int local_rank) const { return ranks_by_node[node_begin[node] + local_rank]; }
-  MK_HD bool is_local(int other) const { return node_of_rank[other] == node(); }
+  MK_HOST_DEVICE int node() const { return node_of_rank[rank]; }
+  MK_HOST_DEVICE int local_rank() const { return local_rank_of_rank[rank]; }
+  MK_HOST_DEVICE int local_nranks() const { return node_nranks(node()); }
+  MK_HOST_DEVICE int node_nranks(int node) const { return node_begin[node + 1] - node_begin[node]; }
+  MK_HOST_DEVICE int rank_at(int node, int local_rank) const {
+    return ranks_by_node[node_begin[node] + local_rank];
+  }
+  MK_HOST_DEVICE bool is_local(int other) const { return node_of_rank[other] == node(); }
 
   // The rank of `node` that speaks for that node with `rank` of another node: the one on the same rail, or, in
   // a smaller node, the one that the rail folds onto.
-  MK_HD int rail_peer(int other, int node) const {
+  MK_HOST_DEVICE int rail_peer(int other, int node) const {
     return rank_at(node, local_rank_of_rank[other] % node_nranks(node));
   }
   // Ranks in rotated order, nearest first: this rank, the others of its node from the next local rank on, then
   // the next nodes in turn, each from the same rail on. Position 0 .. nranks-1. Spreads the load of one moment
   // over all links.
-  MK_HD int rotated(int position) const {
+  MK_HOST_DEVICE int rotated(int position) const {
     int node_index = node();
     for (int step = 0; step < num_nodes; ++step) {
       const int count = node_nranks(node_index);
@@ -48,25 +50,25 @@ struct TopologyView {
   }
 };
 
-MK_HD constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-MK_HD constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
-MK_HD constexpr int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
+MK_HOST_DEVICE constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+MK_HOST_DEVICE constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+MK_HOST_DEVICE constexpr int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // Rank r of `nranks` owns rows [r * ceil(m / nranks), ...).
-MK_HD constexpr int64_t rows_begin(int64_t m, int nranks, int rank) {
+MK_HOST_DEVICE constexpr int64_t rows_begin(int64_t m, int nranks, int rank) {
   return min_of(m, ceil_div(m, nranks) * rank);
 }
-MK_HD constexpr int64_t rows_count(int64_t m, int nranks, int rank) {
+MK_HOST_DEVICE constexpr int64_t rows_count(int64_t m, int nranks, int rank) {
   return rows_begin(m, nranks, rank + 1) - rows_begin(m, nranks, rank);
 }
 
 // Chunks: the rows of a rank cut into units of transfer, each with a flag of its own.
-MK_HD constexpr int num_chunks(int64_t rows, int64_t chunk_rows) {
+MK_HOST_DEVICE constexpr int num_chunks(int64_t rows, int64_t chunk_rows) {
   return static_cast<int>(ceil_div(rows, chunk_rows));
 }
 
 // Epochs count launches from 1; the parity of the epoch selects the bank of receive areas, flags and signals.
-MK_HD constexpr int bank_of(uint64_t epoch) { return static_cast<int>(epoch & 1); }
+MK_HOST_DEVICE constexpr int bank_of(uint64_t epoch) { return static_cast<int>(epoch & 1); }
 
 // What a rank says of a launch when it enters it. Everything but the epoch and the output fields must be equal
 // on all ranks; a difference is MK_ERROR_MISMATCH.
@@ -97,16 +99,16 @@ struct ControlLayout {
   static constexpr size_t kDoorbell = 0;   // uint32_t, bumped after every flag or entry written here
   static constexpr size_t kSleepers = 64;  // uint32_t, threads asleep on the doorbell
   static constexpr size_t kEntries = 128;
-  MK_HD size_t entry(int bank, int source) const {
+  MK_HOST_DEVICE size_t entry(int bank, int source) const {
     return kEntries + (static_cast<size_t>(bank) * nranks + source) * sizeof(EntryRecord);
   }
-  MK_HD size_t inbox(int bank, int source) const { return entry(2 + bank, source); }
-  MK_HD size_t outbox(int bank) const { return entry(4, bank); }
-  MK_HD size_t flag(int bank, int index) const {
+  MK_HOST_DEVICE size_t inbox(int bank, int source) const { return entry(2 + bank, source); }
+  MK_HOST_DEVICE size_t outbox(int bank) const { return entry(4, bank); }
+  MK_HOST_DEVICE size_t flag(int bank, int index) const {
     return round_up(static_cast<int64_t>(entry(4, 2)), 128) +
            (static_cast<size_t>(bank) * kFlagsPerBank + index) * sizeof(uint64_t);
   }
-  MK_HD size_t bytes() const { return flag(2, 0); }
+  MK_HOST_DEVICE size_t bytes() const { return flag(2, 0); }
 };
 
 }  // namespace mk

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "../executor.h"
-#include "flight_recorder.h"
+#include "../flight_recorder.h"
 #include "host_operator.h"
 #include "role_pool.h"
 

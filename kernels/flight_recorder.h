@@ -5,7 +5,7 @@
 #include <chrono>
 #include <mutex>
 
-#include "../operator_call.h"
+#include "operator_call.h"
 
 namespace mk {
 
@@ -16,6 +16,8 @@ class FlightRecorder {
 
   // Records that launch `epoch` is now in `state`.
   void record(uint64_t epoch, const GemmCall& call, State state);
+  // All recorded launches have completed, as far as the host can tell.
+  void complete();
   // The last launches, oldest first.
   size_t copy(mk_flight_entry_t* entries, size_t capacity) const;
 

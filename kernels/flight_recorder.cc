@@ -20,6 +20,15 @@ void FlightRecorder::record(uint64_t epoch, const GemmCall& call, State state) {
   last_ = std::max(last_, epoch);
 }
 
+void FlightRecorder::complete() {
+  std::lock_guard lock(mutex_);
+  for (mk_flight_entry_t& entry : entries_) {
+    if (entry.state != running) continue;
+    entry.state = completed;
+    entry.duration_us = now_us() - entry.start_us;
+  }
+}
+
 size_t FlightRecorder::copy(mk_flight_entry_t* entries, size_t capacity) const {
   std::lock_guard lock(mutex_);
   const uint64_t kept = std::min<uint64_t>({last_, kEntries, capacity});
