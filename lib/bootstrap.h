@@ -27,13 +27,14 @@ class Bootstrap : public Exchange {
   // mk_get_unique_id: makes the id and starts its root thread in this process.
   static Status create_root(mk_unique_id_t* id);
 
-  // Joins the job of `id`: authenticates to the root, learns the ring neighbours, connects them, starts the thread
-  // that serves the ring. Blocks until all ranks have joined, options.timeout, or abort.
+  // Joins the job of `id`: authenticates to the root, learns the ring neighbours, connects them, starts the
+  // thread that serves the ring. Blocks until all ranks have joined, options.timeout, or abort.
   static Result<std::unique_ptr<Bootstrap>> join(const mk_unique_id_t& id, int nranks, int rank,
                                                  const BootstrapOptions& options, AbortToken& abort);
 
-  // Called at most once, from the ring thread (or at once, if it has happened already), when another rank died (connection
-  // lost or silent), or aborted: `rank` is that rank, the status (MK_ERROR_REMOTE) says what is known.
+  // Called at most once, from the ring thread (or at once, if it has happened already), when another rank died
+  // (connection lost or silent), or aborted: `rank` is that rank, the status (MK_ERROR_REMOTE) says what is
+  // known.
   virtual void on_peer_lost(std::function<void(int rank, Status reason)> callback) = 0;
 
   // The block that `peer` has contributed to the all_gather that this rank has not entered yet; empty optional

@@ -68,10 +68,7 @@ bool Channel::read_some() {
   for (int turn = 0; turn < kReadsPerTurn && end_ == End::none; ++turn) {
     // One frame of the largest size, and what came with it, is all that waits here unparsed.
     if (filled_ - parsed_ > max_payload_ + kReadBytes) break;
-    if (input_.size() < filled_ + kReadBytes) {
-      consume(0);
-      if (input_.size() < filled_ + kReadBytes) input_.resize(filled_ + kReadBytes);
-    }
+    make_room();
     const ssize_t count = recv(fd(), input_.data() + filled_, input_.size() - filled_, 0);
     if (count > 0) {
       filled_ += static_cast<size_t>(count);
@@ -85,6 +82,17 @@ bool Channel::read_some() {
     }
   }
   return arrived;
+}
+
+// For a read's worth of bytes, and for the rest of a large frame whose header has arrived.
+void Channel::make_room() {
+  if (parsed_ > 0) {
+    std::memmove(input_.data(), input_.data() + parsed_, filled_ - parsed_);
+    filled_ -= parsed_;
+    parsed_ = 0;
+  }
+  const size_t needed = std::max(filled_ + kReadBytes, wanted_);
+  if (input_.size() < needed) input_.resize(needed);
 }
 
 void Channel::write_some() {
@@ -123,7 +131,10 @@ void Channel::serialise(const Outgoing& frame) {
 std::optional<Frame> Channel::next() {
   if (!open() || end_ == End::garbage) return {};
   const FrameParse parse = parse_frame(std::span(input_).subspan(parsed_, filled_ - parsed_), max_payload_);
-  if (parse.state == FrameParse::State::incomplete) return {};
+  if (parse.state == FrameParse::State::incomplete) {
+    wanted_ = parse.wanted;
+    return {};
+  }
   if (parse.state == FrameParse::State::invalid) {
     finish(End::garbage, parse.why);
     return {};
@@ -204,15 +215,11 @@ void Channel::derive_keys(bool server) {
 
 void Channel::consume(size_t bytes) {
   parsed_ += bytes;
-  if (parsed_ == filled_) {
-    parsed_ = filled_ = 0;
-    // A large block's memory is given back once it has gone through.
-    if (input_.size() > 4 * kReadBytes) Bytes().swap(input_);
-  } else if (parsed_ > 0 && bytes == 0) {
-    std::memmove(input_.data(), input_.data() + parsed_, filled_ - parsed_);
-    filled_ -= parsed_;
-    parsed_ = 0;
-  }
+  wanted_ = 0;
+  if (parsed_ < filled_) return;
+  parsed_ = filled_ = 0;
+  // A large block's memory is given back once it has gone through.
+  if (input_.size() > 4 * kReadBytes) Bytes().swap(input_);
 }
 
 void Channel::send(FrameKind kind, Bytes prefix, std::shared_ptr<const Bytes> data) {

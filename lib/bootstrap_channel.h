@@ -46,6 +46,10 @@ class Channel {
   short events() const;
   // Reads and writes what the socket has room for, and carries the handshake on. Returns true if bytes arrived.
   bool pump();
+  // Only writes: what pump() reads, somebody must look at before waiting again.
+  void flush() {
+    if (socket_.valid() && end_ == End::none) write_some();
+  }
   // Both ends have proved themselves (the client cannot know yet whether the server took its proof).
   bool open() const { return phase_ == Phase::open; }
   const Hello& hello() const { return hello_; }
@@ -77,6 +81,7 @@ class Channel {
   void finish(End end, std::string why);
   void finish_by_errno(int error);
   bool read_some();
+  void make_room();
   void write_some();
   void serialise(const Outgoing& frame);
   void handle_handshake();
@@ -109,6 +114,7 @@ class Channel {
   Bytes input_;
   size_t filled_ = 0;
   size_t parsed_ = 0;
+  size_t wanted_ = 0;  // bytes of the frame whose beginning is here
   // Only the frame being written exists as bytes; those behind it share their data.
   std::deque<Outgoing> queue_;
   Bytes output_;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "bootstrap_news.h"
 #include "env.h"
 #include "network_interface.h"
 #include "rank_list.h"
@@ -47,7 +48,7 @@ Status Joiner::pause(milliseconds span) {
 
 Result<Channel> Joiner::reach_root() {
   std::string trouble = "no answer";
-  for (milliseconds span = kFirstPause;; span = std::min(span * 2, kLongestPause)) {
+  for (milliseconds span = kFirstPause; !deadline_.passed(); span = std::min(span * 2, kLongestPause)) {
     Result<FileDescriptor> socket = start_connect(id_.root);
     if (socket.ok()) {
       Channel root = Channel::client(socket.take(), id_.secret,
@@ -73,7 +74,6 @@ Result<Channel> Joiner::reach_root() {
     } else {
       trouble = socket.status().sentence();
     }
-    if (deadline_.passed()) break;
     MK_RETURN_IF_ERROR(pause(span));
   }
   return Status(
@@ -87,7 +87,8 @@ Result<Channel> Joiner::reach_root() {
 Status Joiner::open_listener(const Channel& root) {
   const std::string selection = env::text("MK_SOCKET_IFNAME");
   // What the routes to the root use is an address that works; a selection by the user overrides it.
-  address_ = local_host(root.fd());
+  address_ = bound_address(root.fd());
+  address_.port = 0;
   if (!selection.empty()) {
     auto interfaces = list_network_interfaces();
     if (!interfaces.ok()) return interfaces.status();
@@ -106,7 +107,7 @@ Status Joiner::meet_root() {
     Result<Channel> root = reach_root();
     if (!root.ok()) return root.status();
     if (!listener_.valid()) MK_RETURN_IF_ERROR(open_listener(root.value()));
-    MK_RETURN_IF_ERROR(check_in(root.value()));
+    check_in(root.value());
     const Deadline limit = Deadline::at(deadline_.moment() + kAnswerGrace);
     while (root->end() == Channel::End::none) {
       std::vector<pollfd> waits;
@@ -126,7 +127,7 @@ Status Joiner::meet_root() {
   }
 }
 
-Status Joiner::check_in(Channel& root) {
+void Joiner::check_in(Channel& root) {
   root.set_max_payload(kMaxRootPayload);
   CheckIn message;
   message.rank = static_cast<uint32_t>(rank_);
@@ -138,9 +139,8 @@ Status Joiner::check_in(Channel& root) {
   message.build_id = options_.build_id;
   message.config = options_.config;
   root.send(FrameKind::check_in, encode(message));
-  root.pump();
+  root.flush();
   checked_in_ = true;
-  return Status();
 }
 
 // True: the neighbours are known. An error: the root's verdict.
@@ -179,15 +179,20 @@ Result<RingEnds> Joiner::connect_ring() {
 
 Status Joiner::turn() {
   MK_RETURN_IF_ERROR(advance_successor());
-  if (!previous_) accept_strangers();
-  advance_strangers();
+  if (previous_) {
+    MK_RETURN_IF_ERROR(look_for_end(*previous_, static_cast<int>(assignment_.predecessor)));
+  } else {
+    accept_strangers();
+    advance_strangers();
+  }
   if (previous_ && welcomed_) return Status();
   if (deadline_.passed()) return ring_failure();
   Deadline limit = deadline_;
   std::vector<pollfd> waits;
   if (!previous_) waits.push_back({listener_.get(), POLLIN, 0});
   if (!welcomed_) limit = earlier(limit, next_ ? connect_limit_ : connect_again_);
-  if (next_ && !welcomed_) add(waits, *next_);
+  if (next_) add(waits, *next_);
+  if (previous_) add(waits, *previous_);
   for (const Stranger& stranger : strangers_) {
     add(waits, stranger.channel);
     limit = earlier(limit, stranger.limit);
@@ -197,7 +202,7 @@ Status Joiner::turn() {
 
 Status Joiner::ring_failure() {
   if (!welcomed_) {
-    successor_gone_ = true;
+    blame_successor(next_trouble_);
     return Status(
         MK_ERROR_TIMEOUT,
         format("rank %d could not connect to rank %d at %s within %s: %s; does the network let it through "
@@ -210,8 +215,28 @@ Status Joiner::ring_failure() {
                        address_.text().c_str(), seconds(options_.timeout.count()).c_str()));
 }
 
+void Joiner::blame_successor(std::string why) {
+  news_ = News{Fate::died, static_cast<uint32_t>((rank_ + 1) % nranks_), static_cast<uint32_t>(rank_),
+               std::move(why)};
+}
+
+// A neighbour that is connected already and goes away again usually says why, among the frames that came
+// before.
+Status Joiner::look_for_end(Channel& neighbour, int rank) {
+  neighbour.pump();
+  if (neighbour.end() == Channel::End::none) return Status();
+  while (const auto frame = neighbour.next()) {
+    if (frame->kind == FrameKind::news) news_ = decode_news(frame->payload);
+  }
+  if (!news_) {
+    news_ = News{Fate::died, static_cast<uint32_t>(rank), static_cast<uint32_t>(rank_),
+                 neighbour.why() + " while the ring was being connected"};
+  }
+  return as_loss(*news_, rank_).second;
+}
+
 Status Joiner::advance_successor() {
-  if (welcomed_) return Status();
+  if (welcomed_) return look_for_end(*next_, (rank_ + 1) % nranks_);
   if (!next_) {
     if (!connect_again_.passed()) return Status();
     Result<FileDescriptor> socket = start_connect(assignment_.successor);
@@ -236,7 +261,7 @@ Status Joiner::advance_successor() {
   if (next_->end() == Channel::End::none && !connect_limit_.passed()) return Status();
   next_trouble_ = next_->end() == Channel::End::none ? "no answer" : next_->why();
   if (next_->end() == Channel::End::refused) {
-    successor_gone_ = true;
+    blame_successor("its process ended, or a firewall rejects connections to it");
     return Status(MK_ERROR_REMOTE, format("rank %d at %s ended while the ring was being connected, or a "
                                           "firewall rejects rank %d's connection",
                                           (rank_ + 1) % nranks_, assignment_.successor.text().c_str(), rank_));
@@ -265,7 +290,7 @@ void Joiner::advance_strangers() {
     channel.pump();
     if (channel.open() && !previous_) {
       channel.send(FrameKind::welcome);
-      channel.pump();
+      channel.flush();
       previous_ = std::move(channel);
       strangers_.clear();
       return;
@@ -281,14 +306,17 @@ void Joiner::advance_strangers() {
 // The neighbours that are connected already hear why this rank leaves, so that nobody blames this rank for
 // another's death.
 void Joiner::pass_on(const Status& failure) {
-  News news{Fate::aborted, static_cast<uint32_t>(rank_), static_cast<uint32_t>(rank_), failure.sentence()};
-  if (successor_gone_) {
-    news.fate = Fate::died;
-    news.subject = static_cast<uint32_t>((rank_ + 1) % nranks_);
-  }
-  if (previous_) previous_->send(FrameKind::news, encode(news));
-  if (next_ && welcomed_) next_->send(FrameKind::news, encode(news));
+  const auto self = static_cast<uint32_t>(rank_);
+  const News news = news_.value_or(News{Fate::aborted, self, self, failure.sentence()});
+  if (!welcomed_) next_.reset();
   const Deadline limit = Deadline::after(kPassOnTime);
+  for (auto* channel : {&previous_, &next_}) {
+    if (!*channel) continue;
+    (*channel)->send(FrameKind::news, encode(news));
+    // The close that follows means nothing more than this.
+    (*channel)->send(FrameKind::bye);
+    (*channel)->flush();
+  }
   for (auto* channel : {&previous_, &next_}) {
     while (*channel && (*channel)->end() == Channel::End::none && !(*channel)->output_empty() &&
            !(*channel)->write_failed() && !limit.passed()) {

@@ -39,7 +39,7 @@ class Joiner {
   Status wait(std::vector<pollfd>& waits, Deadline limit);
   Status pause(std::chrono::milliseconds span);
   Result<Channel> reach_root();
-  Status check_in(Channel& root);
+  void check_in(Channel& root);
   Result<bool> read_answer(Channel& root);
   Status open_listener(const Channel& root);
   Status ring_failure();
@@ -47,6 +47,8 @@ class Joiner {
   Status advance_successor();
   void accept_strangers();
   void advance_strangers();
+  void blame_successor(std::string why);
+  Status look_for_end(Channel& neighbour, int rank);
   void pass_on(const Status& failure);
 
   const UniqueId& id_;
@@ -68,7 +70,8 @@ class Joiner {
   std::string next_trouble_ = "no answer";
   Deadline connect_limit_ = Deadline::after(std::chrono::milliseconds(0));
   Deadline connect_again_ = connect_limit_;
-  bool successor_gone_ = false;
+  std::optional<News>
+      news_;  // whose fault it is that the ring does not come together, when it is not this rank's
 };
 
 }  // namespace mk

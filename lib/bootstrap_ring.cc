@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <tuple>
 
+#include "bootstrap_news.h"
 #include "rank_list.h"
 
 namespace mk {
@@ -15,31 +16,12 @@ using std::chrono::milliseconds;
 
 // Between the first news of a loss and its announcement: two deaths at the same moment become known everywhere,
 // so that every rank names the same one.
-constexpr milliseconds kSettle{50};
+constexpr milliseconds kSettle{300};
+// A neighbour that told of a loss and closes sooner than this did not do so because of it: its rank has not
+// been told yet. The difference to kSettle is what scheduling and the network may take.
+constexpr milliseconds kIndependent{150};
 constexpr milliseconds kOrderlyFarewell{1000};
 constexpr milliseconds kAbruptFarewell{500};
-
-std::pair<int, Status> as_loss(const News& news, int rank) {
-  const int subject = static_cast<int>(news.subject);
-  const int reporter = static_cast<int>(news.reporter);
-  const char* why = news.why.c_str();
-  if (subject == rank) {
-    return {reporter,
-            Status(MK_ERROR_REMOTE, format("rank %d gave up this rank (%d): %s", reporter, rank, why))};
-  }
-  switch (news.fate) {
-    case Fate::aborted:
-      return {subject, Status(MK_ERROR_REMOTE, format("rank %d aborted: %s", subject, why))};
-    case Fate::violated:
-      return {subject, Status(MK_ERROR_NETWORK,
-                              format("rank %d broke the protocol of the bootstrap ring: %s (seen by rank %d)",
-                                     subject, why, reporter))};
-    case Fate::died:
-      break;
-  }
-  return {subject,
-          Status(MK_ERROR_REMOTE, format("rank %d is lost: %s (seen by rank %d)", subject, why, reporter))};
-}
 
 }  // namespace
 
@@ -126,7 +108,7 @@ void RingServer::handle(Side side, const Frame& frame) {
     case FrameKind::news:
       if (const auto news = decode_news(frame.payload);
           news && std::max(news->subject, news->reporter) < static_cast<uint32_t>(nranks_)) {
-        link.brought_news = true;
+        if (!link.brought_news) link.brought_news = Clock::now();
         return learn(*news, side);
       }
       break;
@@ -169,9 +151,9 @@ void RingServer::handle_end(Side side) {
   const std::string why = link.channel.why();
   link.closed = true;
   link.channel.close();
-  // Once a loss is known, whoever closes does so because of it. But nobody acts on a loss before it has
-  // settled: a neighbour that goes earlier, and without a word, has died of its own.
-  if (link.bye || announced_ || (!subjects_.empty() && link.brought_news)) return;
+  // Once a loss has been announced, whoever closes does so because of it.
+  const bool consequence = link.brought_news && Clock::now() - *link.brought_news > kIndependent;
+  if (link.bye || announced_ || consequence) return;
   if (end == Channel::End::closed) {
     learn(News{Fate::died, static_cast<uint32_t>(link.peer), static_cast<uint32_t>(rank_),
                "connection closed: its process ended"},
@@ -204,7 +186,7 @@ void RingServer::look_at_clock() {
     if (now - link.beat >= beat_interval_) {
       link.beat = now;
       if (link.channel.output_empty()) link.channel.send(FrameKind::heartbeat);
-      link.channel.pump();
+      link.channel.flush();
     }
   }
   if (settled_ && settled_->passed()) announce_loss();
@@ -222,7 +204,7 @@ void RingServer::learn(const News& news, std::optional<Side> from) {
   for (const Side side : {previous, next}) {
     if (links_[side].closed || from == side) continue;
     links_[side].channel.send(FrameKind::news, encode(news));
-    links_[side].channel.pump();
+    links_[side].channel.flush();
   }
   const bool own_abort = news.fate == Fate::aborted && news.subject == static_cast<uint32_t>(rank_);
   if (announced_ || own_abort) return;

@@ -62,8 +62,8 @@ class RingServer {
     int peer;
     Clock::time_point heard;
     Clock::time_point beat{};
-    bool bye = false;           // the neighbour has left in order
-    bool brought_news = false;  // the neighbour knows of a loss: its close says nothing new
+    bool bye = false;                                 // the neighbour has left in order
+    std::optional<Clock::time_point> brought_news{};  // when the neighbour first told of a loss
     bool closed = false;
   };
 

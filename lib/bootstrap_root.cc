@@ -222,7 +222,7 @@ void Root::tell(Guest& guest) {
   guest.told = true;
   guest.limit = Deadline::after(kTellTime);
   ++num_told_;
-  guest.channel.pump();
+  guest.channel.flush();
 }
 
 }  // namespace mk

@@ -3,7 +3,6 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <list>
@@ -20,11 +19,12 @@ namespace {
 struct RunningRoot {
   uint64_t job = 0;
   FileDescriptor stop;
-  std::atomic<bool> ended{false};
+  bool ended = false;
   std::thread thread;
 };
 
 void ring(const FileDescriptor& event) {
+  if (!event.valid()) return;
   const uint64_t one = 1;
   [[maybe_unused]] const ssize_t written = write(event.get(), &one, sizeof one);
 }
@@ -33,10 +33,11 @@ class RootRegistry {
  public:
   ~RootRegistry() {
     forget_parents_threads();
-    for (RunningRoot& root : roots_) {
-      ring(root.stop);
-      root.thread.join();
+    {
+      std::lock_guard lock(mutex_);
+      for (RunningRoot& root : roots_) ring(root.stop);
     }
+    for (RunningRoot& root : roots_) root.thread.join();
   }
 
   Status start(FileDescriptor listener, const UniqueId& id, std::chrono::milliseconds lifetime) {
@@ -51,11 +52,13 @@ class RootRegistry {
       return Status(MK_ERROR_SYSTEM, format("no descriptor for the root: %s", std::strerror(errno)));
     }
     auto server = std::make_shared<Root>(std::move(listener), id, lifetime, root.stop.get());
-    Status started = start_thread(root.thread, "mk-root", [server = std::move(server), &root]() mutable {
+    Status started = start_thread(root.thread, "mk-root", [this, server = std::move(server), &root]() mutable {
       server->run();
-      // The sockets go when the job has been served, not when the thread is joined.
+      // The descriptors go when the job has been served, not when the thread is joined.
       server.reset();
-      root.ended.store(true, std::memory_order_release);
+      std::lock_guard retiring(mutex_);
+      root.stop.reset();
+      root.ended = true;
     });
     if (!started.ok()) roots_.pop_back();
     return started;
@@ -78,7 +81,7 @@ class RootRegistry {
   }
   void reap() {
     for (auto root = roots_.begin(); root != roots_.end();) {
-      if (root->ended.load(std::memory_order_acquire)) {
+      if (root->ended) {
         root->thread.join();
         root = roots_.erase(root);
       } else {
@@ -87,7 +90,7 @@ class RootRegistry {
     }
   }
 
-  std::mutex mutex_;
+  std::mutex mutex_;  // guards the list, and of each root `stop` and `ended`
   std::list<RunningRoot> roots_;
   pid_t process_ = getpid();
 };

@@ -15,7 +15,7 @@ constexpr Variable kVariables[] = {
      "asks for "
      "exact names. Empty: the one that reaches the root, else any but loopback and docker, else any."},
     {"MK_ROOT_PORT", "0", "TCP port on which mk_get_unique_id listens; 0: any free one."},
-    {"MK_ROOT_TIMEOUT_MS", "1800000", "How long a root waits for its job's first rank."},
+    {"MK_ROOT_TIMEOUT_MS", "1800000", "How long a root waits for its job's first rank, in ms."},
     {"MK_TRANSPORT", "", "Backend between nodes: loopback. Empty: automatic."},
     {"MK_LOOPBACK_SEED", "0",
      "loopback: 0 delivers in order; another number is the seed of a delivery that splits, reorders and "

@@ -57,13 +57,6 @@ SocketAddress from_native(const sockaddr_storage& storage) {
   return address;
 }
 
-SocketAddress bound_address(int fd) {
-  sockaddr_storage storage{};
-  socklen_t length = sizeof storage;
-  if (getsockname(fd, reinterpret_cast<sockaddr*>(&storage), &length) != 0) return SocketAddress();
-  return from_native(storage);
-}
-
 void set_option(int fd, int level, int name, int value) { setsockopt(fd, level, name, &value, sizeof value); }
 
 Result<FileDescriptor> make_socket(const SocketAddress& address) {
@@ -126,10 +119,11 @@ FileDescriptor accept_connection(int listener, bool* exhausted) {
   return accepted;
 }
 
-SocketAddress local_host(int fd) {
-  SocketAddress address = bound_address(fd);
-  address.port = 0;
-  return address;
+SocketAddress bound_address(int fd) {
+  sockaddr_storage storage{};
+  socklen_t length = sizeof storage;
+  if (getsockname(fd, reinterpret_cast<sockaddr*>(&storage), &length) != 0) return SocketAddress();
+  return from_native(storage);
 }
 
 void set_user_timeout(int fd, std::chrono::milliseconds span) {

@@ -30,8 +30,8 @@ Result<FileDescriptor> start_connect(const SocketAddress& address);
 int connect_error(int fd);
 // A waiting connection, empty when there is none; *exhausted says that the system had no descriptor for it.
 FileDescriptor accept_connection(int listener, bool* exhausted);
-// The address of this end of a connected socket, with port 0.
-SocketAddress local_host(int fd);
+// The address of this end of a socket.
+SocketAddress bound_address(int fd);
 // Bytes that stay unacknowledged for `span` end the connection.
 void set_user_timeout(int fd, std::chrono::milliseconds span);
 
