@@ -60,16 +60,19 @@ record() {
 }
 
 soak_fuzz() {
-  local target found=no began=$SECONDS
+  local target name found=no began arguments
   command -v clang++-14 >/dev/null || fail "no clang++-14: run tools/quickstart.sh deps --ci first."
   CC=clang-14 CXX=clang++-14 build "$build_dir/fuzz" -Dfuzz=true
-  for target in "$build_dir"/fuzz/test/fuzz/*; do
-    if [ ! -f "$target" ] || [ ! -x "$target" ]; then continue; fi
+  for target in "$build_dir"/fuzz/test/fuzz/*_fuzz; do
+    [ -x "$target" ] || continue
     found=yes
-    mkdir -p "$build_dir/corpus/${target##*/}"
-    "$target" -runs="$runs" -seed="$seed" -timeout=10 "$build_dir/corpus/${target##*/}"
-    results+=("$(record "${target##*/}, $runs inputs" "no finding, $((SECONDS - began)) s")")
     began=$SECONDS
+    name=${target##*/}
+    mkdir -p "$build_dir/corpus/$name"
+    arguments=(-runs="$runs" -seed="$seed" -max_len=4096 -timeout=10)
+    [ ! -f "test/fuzz/${name%_fuzz}.dict" ] || arguments+=("-dict=test/fuzz/${name%_fuzz}.dict")
+    "$target" "${arguments[@]}" "$build_dir/corpus/$name"
+    results+=("$(record "$name, $runs inputs" "no finding, $((SECONDS - began)) s")")
   done
   [ "$found" = yes ] || fail "no fuzz target was built in $build_dir/fuzz/test/fuzz."
 }
