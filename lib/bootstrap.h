@@ -22,6 +22,9 @@ struct BootstrapOptions {
   std::string config;    // "name=value;name=value": compared between ranks, a difference is named
 };
 
+// The abort token, and what the callbacks use, outlive the Bootstrap: a callback that is replaced may still be
+// running. Destroying it without leave() is how a rank that goes looks to the others; it takes at most a
+// second. A collective that fails leaves the ranks out of step: every later one answers the same error.
 class Bootstrap : public Exchange {
  public:
   // mk_get_unique_id: makes the id and starts its root thread in this process.
