@@ -36,8 +36,9 @@ class Bootstrap : public Exchange {
                                                  const BootstrapOptions& options, AbortToken& abort);
 
   // Called at most once, from the ring thread (or at once, if it has happened already), when another rank died
-  // (connection lost or silent), or aborted: `rank` is that rank, the status (MK_ERROR_REMOTE) says what is
-  // known.
+  // (connection lost or silent), aborted, or broke the protocol: `rank` is that rank, the status says what is
+  // known (MK_ERROR_REMOTE; MK_ERROR_NETWORK for the protocol). 300 ms go by between the first news and this
+  // call, so that simultaneous losses are known everywhere and every rank names the same one.
   virtual void on_peer_lost(std::function<void(int rank, Status reason)> callback) = 0;
 
   // The block that `peer` has contributed to the all_gather that this rank has not entered yet; empty optional
