@@ -225,8 +225,9 @@ Status GrowingMemory::connect(Deadline deadline) {
   MK_RETURN_IF_ERROR(first_failure(reports.value(), "reserving addresses for symmetric memory"));
   for (const RankReport& report : reports.value()) {
     if (!std::has_single_bit(report.record.bytes) || report.record.bytes > kMaxGranularity) {
-      return Status(MK_ERROR_INTERNAL, format("expected a power of two as granularity of symmetric memory, saw %llu",
-                                              static_cast<unsigned long long>(report.record.bytes)));
+      return Status(MK_ERROR_INTERNAL,
+                    format("expected a power of two as granularity of symmetric memory, saw %llu",
+                           static_cast<unsigned long long>(report.record.bytes)));
     }
     granularity_ = std::max(granularity_, static_cast<size_t>(report.record.bytes));
   }

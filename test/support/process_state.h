@@ -37,17 +37,17 @@ inline int mappings(const std::string& text) {
   return count;
 }
 
-// A sanitizer maps terabytes of its own and ends the process when it cannot: no limit on addresses for these.
+// A sanitizer needs addresses and descriptors of its own, and sees errors that are none when it lacks them.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-inline constexpr bool kAddressesCanBeLimited = false;
+inline constexpr bool kLimitsCanBeSet = false;
 #elif defined(__has_feature)
 #if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-inline constexpr bool kAddressesCanBeLimited = false;
+inline constexpr bool kLimitsCanBeSet = false;
 #else
-inline constexpr bool kAddressesCanBeLimited = true;
+inline constexpr bool kLimitsCanBeSet = true;
 #endif
 #else
-inline constexpr bool kAddressesCanBeLimited = true;
+inline constexpr bool kLimitsCanBeSet = true;
 #endif
 
 }  // namespace mk::test
