@@ -67,7 +67,9 @@ class Communicator {
   Communicator(const Options& options, const RankStart& start, const mk_unique_id_t& id) {
     const std::vector<int32_t> nodes = node_of_rank(options, start.nranks);
     mk_comm_config_t config = MK_COMM_CONFIG_INIT;
-    config.device = options.device;
+    // The library's choice, among what mk-perf can drive.
+    const bool only_host = options.device == MK_DEVICE_AUTO && !find_device(MK_DEVICE_CUDA);
+    config.device = only_host ? MK_DEVICE_HOST : options.device;
     config.cuda_device = start.local_rank;
     config.node_of_rank = nodes.empty() ? nullptr : nodes.data();
     require(mk_comm_init(&comm_, &id, start.nranks, start.rank, &config), "mk_comm_init", nullptr);
