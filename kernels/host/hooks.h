@@ -9,9 +9,10 @@
 namespace mk {
 
 struct HostHooks {
-  // Asked by the copy and send roles of `rank` before a chunk leaves: true holds it back for now.
+  // Asked on `rank` before a chunk of `source` leaves, by the copy, send and receive (forwarding) roles of the
+  // all-gather, and before a partial of a chunk that `source` owns is computed: true holds it back for now.
   std::function<bool(int rank, int source, int chunk)> hold;
-  // A tile row of `source` is complete on `rank`.
+  // Rows of `source` are complete on `rank`: a tile row of C (all-gather), a chunk of C (reductions).
   std::function<void(int rank, int source)> tile_done;
   bool ignore_flags = false;     // chunk flags count as raised
   bool relaxed_flags = false;    // chunk flags are read without acquire

@@ -64,6 +64,10 @@ class HostLaunch {
   EntryRecord make_entry() const;
   void publish_entry() const;  // inside the node
 
+  void tile_done(int source) const {
+    if (hooks && hooks->tile_done) hooks->tile_done(view().rank, source);
+  }
+
   bool stopped() const { return mismatch_.load(std::memory_order_acquire) || context.abort.raised(); }
   bool mismatched() const { return mismatch_.load(std::memory_order_acquire); }
   const std::string& mismatch_sentence() const { return mismatch_sentence_; }

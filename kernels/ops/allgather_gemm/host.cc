@@ -218,7 +218,7 @@ void run_receive(State& state, Waiter& waiter) {
     return true;
   };
   const auto forward = [&](const Pending& item) {
-    if (!may_push(state, item.to)) return false;
+    if (state.held(item.source, item.chunk) || !may_push(state, item.to)) return false;
     push_chunk(state, item.source, item.chunk, item.to);
     return true;
   };
@@ -287,10 +287,8 @@ void run_compute(State& state, Waiter& waiter) {
         if (column >= state.num_columns) break;
         compute_tile(state, tile, column);
         worked = true;
-        if (state.columns_left[unit].fetch_sub(1, std::memory_order_relaxed) == 1 && launch.hooks &&
-            launch.hooks->tile_done) {
-          launch.hooks->tile_done(state.self(), tile.source);
-        }
+        if (state.columns_left[unit].fetch_sub(1, std::memory_order_relaxed) == 1)
+          launch.tile_done(tile.source);
       }
     }
     if (worked) {

@@ -117,7 +117,12 @@ void Distribution::run_copy(Waiter& waiter) {
   }
   const auto perform = [&](const Pending& item) {
     if (!here(item.owner, item.chunk)) return false;
-    item.to < 0 ? store(item) : push(item);
+    if (item.to >= 0) {
+      push(item);
+    } else {
+      store(item);
+      launch_.tile_done(item.owner);
+    }
     return true;
   };
   while (!pending.empty()) {

@@ -26,7 +26,8 @@ std::vector<Role> make_roles(HostLaunch& launch) {
   const GemmCall& call = launch.call;
   auto state = std::make_shared<HostReduction>(
       launch, make_schedule(call, launch.plan, launch.view()),
-      [&call](int64_t row, const float* sums) { store_row(call, row, sums); }, [](int) {});
+      [&call](int64_t row, const float* sums) { store_row(call, row, sums); },
+      [&launch](int) { launch.tile_done(launch.view().rank); });
   roles.emplace_back("reduce", [state](Waiter& waiter) { state->run_reduce(waiter); });
   for (int thread = 0; thread < launch.plan.compute_ctas; ++thread) {
     roles.emplace_back("compute", [state](Waiter& waiter) { state->run_compute(waiter); });

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: MIT
+// With one chunk held back, everything that does not depend on it completes, on every rank; and then the rest.
+#include <chrono>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+
+#include "gemm_launch.h"
+#include "kernels/host/hooks.h"
+#include "support/catch.h"
+
+using namespace mk::test;
+
+namespace {
+
+constexpr int kChunks = 3;  // of every rank's rows
+constexpr int kTileRows = 4;
+
+// Counts finished rows, and holds what `is_held` says until it is released.
+class Observer {
+ public:
+  using IsHeld = std::function<bool(int rank, int source, int chunk)>;
+
+  explicit Observer(IsHeld is_held) {
+    hooks_.hold = [this, is_held = std::move(is_held)](int rank, int source, int chunk) {
+      return !released_.load() && is_held(rank, source, chunk);
+    };
+    hooks_.tile_done = [this](int rank, int source) {
+      std::lock_guard lock(mutex_);
+      ++done_[{rank, source}];
+      changed_.notify_all();
+    };
+    mk::host_hooks = &hooks_;
+  }
+  ~Observer() { mk::host_hooks = nullptr; }
+
+  void release() { released_ = true; }
+  // Waits until the counts are `expected`, then a while longer for one too many; "" or what differs.
+  std::string settles_at(const std::map<std::pair<int, int>, int>& expected) {
+    {
+      std::unique_lock lock(mutex_);
+      const auto limit = std::chrono::system_clock::now() + std::chrono::seconds(20);
+      while (done_ != expected && changed_.wait_until(lock, limit) != std::cv_status::timeout) {
+      }
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    std::lock_guard lock(mutex_);
+    std::string text;
+    for (const auto& [place, count] : expected) {
+      if (done_[place] == count) continue;
+      text += "rank " + std::to_string(place.first) + " has finished " + std::to_string(done_[place]) +
+              " of rank " + std::to_string(place.second) + "'s, expected " + std::to_string(count) + "\n";
+    }
+    return text;
+  }
+
+ private:
+  mk::HostHooks hooks_;
+  std::atomic<bool> released_{false};
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::pair<int, int>, int> done_;  // (rank, source)
+};
+
+GemmCase chunked(mk_operator_t op, int nranks) {
+  GemmCase gemm;
+  gemm.op = op;
+  gemm.m = int64_t{nranks} * kChunks * kTileRows;
+  gemm.n = 24;
+  gemm.k = 24;
+  gemm.tuning.tile_m = kTileRows;
+  gemm.tuning.tile_n = 16;
+  gemm.tuning.chunk_bytes = kTileRows * 24 * 2;
+  if (op == MK_OPERATOR_ALLGATHER_GEMM) gemm.gathered = Gathered::plain;
+  return gemm;
+}
+
+// Runs a launch with `is_held`; `lacks(rank, source)`: rank cannot finish one chunk of source's rows meanwhile.
+void check(mk_operator_t op, const std::vector<int32_t>& layout, const Observer::IsHeld& is_held,
+           const std::function<bool(int rank, int source)>& lacks) {
+  RankJob job;
+  job.node_of_rank = layout;
+  const int nranks = job.nranks();
+  std::map<std::pair<int, int>, int> most, all;
+  for (int rank = 0; rank < nranks; ++rank) {
+    for (int source = 0; source < nranks; ++source) {
+      if (op == MK_OPERATOR_GEMM_REDUCE_SCATTER && rank != source) continue;
+      all[{rank, source}] = kChunks;
+      most[{rank, source}] = kChunks - (lacks(rank, source) ? 1 : 0);
+    }
+  }
+  const GemmProblem problem(chunked(op, nranks), nranks);
+  Observer observer(is_held);
+  std::string while_held, at_the_end;
+  std::thread watcher([&] {
+    while_held = observer.settles_at(most);
+    observer.release();
+    at_the_end = observer.settles_at(all);
+  });
+  const auto failures =
+      run_rank_threads(job, [&](RankSession& session) { run_launch(session, problem, nullptr, true); });
+  watcher.join();
+  INFO("while held: " << while_held << "\nat the end: " << at_the_end << "\n" << join_lines(failures));
+  REQUIRE(while_held.empty());
+  REQUIRE(at_the_end.empty());
+  REQUIRE(failures.empty());
+}
+
+}  // namespace
+
+TEST_CASE("All-gather: a chunk that does not leave its rank delays its own tiles only") {
+  for (const auto& layout : {std::vector<int32_t>{0, 0, 0}, {0, 0, 1, 1}, {0, 1, 0, 1, 0}}) {
+    check(
+        MK_OPERATOR_ALLGATHER_GEMM, layout,
+        [](int rank, int source, int chunk) { return rank == 1 && source == 1 && chunk == 1; },
+        [](int rank, int source) { return source == 1 && rank != 1; });
+  }
+}
+
+TEST_CASE("All-gather: a chunk that its relay does not forward delays that node only") {
+  // Rank 2 takes rank 0's rows from the network for the ranks 2, 3 and 4.
+  check(
+      MK_OPERATOR_ALLGATHER_GEMM, {0, 0, 1, 1, 1},
+      [](int rank, int source, int chunk) { return rank == 2 && source == 0 && chunk == 0; },
+      [](int rank, int source) { return source == 0 && rank >= 3; });
+}
+
+TEST_CASE("Reductions: a partial that is missing delays its own rows only") {
+  for (const auto& layout : {std::vector<int32_t>{0, 0, 0}, {0, 0, 1, 1}, {0, 1, 0, 1, 0}}) {
+    for (const mk_operator_t op : {MK_OPERATOR_GEMM_REDUCE_SCATTER, MK_OPERATOR_GEMM_ALLREDUCE}) {
+      for (const int slow : {0, 2}) {  // the owner itself, and another rank
+        check(
+            op, layout,
+            [slow](int rank, int source, int chunk) { return rank == slow && source == 0 && chunk == 2; },
+            [](int, int source) { return source == 0; });
+      }
+    }
+  }
+}
