@@ -475,9 +475,10 @@ Status Communicator::prepare(const GemmCall& call) {
       format("%s prepare(m=%lld, n=%lld, k=%lld, %s)", operator_name(call.op), static_cast<long long>(call.m),
              static_cast<long long>(call.n), static_cast<long long>(call.k), dtype_name(call.dtype));
   const Deadline deadline = step_deadline();
-  MK_RETURN_IF_ERROR(meet(MeetingKind::prepare, what, payload_of(call), deadline));
+  // What cannot be planned needs no other rank to be refused.
   const Result<size_t> needed = workspace_needed(call);
   if (!needed.ok()) return needed.status();
+  MK_RETURN_IF_ERROR(meet(MeetingKind::prepare, what, payload_of(call), deadline));
   const size_t in_use = executor_->workspace_bytes() + (user_memory_ ? user_memory_->size() : 0);
   if (config_.max_workspace_bytes > 0 && !executor_->prepared(call) &&
       in_use + needed.value() > config_.max_workspace_bytes) {

@@ -241,9 +241,10 @@ Status check_buffers(const GemmCall& call, int rank, int nranks) {
   const Matrix c{"c", call.c, scatters ? own_rows : call.m, call.n, call.ldc, element_bytes(call.out_dtype)};
   const Matrix gathered{"a_gathered", call.a_gathered,   call.a_gathered ? call.m : 0,
                         call.k,       call.lda_gathered, 2};
+  const Matrix bias{"bias", call.bias, 1, call.n, call.n, element_bytes(call.bias_dtype)};
   for (const Matrix& matrix : {a, b, c, gathered}) MK_RETURN_IF_ERROR(check_matrix(call.op, matrix));
-  for (const Matrix& other : {a, b, gathered}) MK_RETURN_IF_ERROR(check_apart(call.op, c, other));
-  for (const Matrix& other : {a, b}) MK_RETURN_IF_ERROR(check_apart(call.op, gathered, other));
+  for (const Matrix& other : {a, b, bias, gathered}) MK_RETURN_IF_ERROR(check_apart(call.op, c, other));
+  for (const Matrix& other : {a, b, bias}) MK_RETURN_IF_ERROR(check_apart(call.op, gathered, other));
   if (call.bias != nullptr && reinterpret_cast<uintptr_t>(call.bias) % element_bytes(call.bias_dtype) != 0) {
     return invalid(call.op, format("bias: expected a pointer aligned to its elements, saw %p", call.bias));
   }
