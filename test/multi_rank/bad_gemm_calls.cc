@@ -1,0 +1,334 @@
+// SPDX-License-Identifier: MIT
+// Bad arguments of the GEMM operators' functions.
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#include "test/multi_rank/bad_arguments.h"
+
+namespace mk::test {
+namespace {
+
+struct AllgatherGemm {
+  using Args = mk_allgather_gemm_args_t;
+  static constexpr Args kInit = MK_ALLGATHER_GEMM_ARGS_INIT;
+  static constexpr const char* kName = "mk_allgather_gemm";
+  static constexpr auto kPrepare = mk_allgather_gemm_prepare;
+  static constexpr auto kWorkspaceBytes = mk_allgather_gemm_workspace_bytes;
+  static constexpr auto kPlan = mk_allgather_gemm_plan;
+  static constexpr auto kLaunch = mk_allgather_gemm;
+};
+struct GemmReduceScatter {
+  using Args = mk_gemm_reduce_scatter_args_t;
+  static constexpr Args kInit = MK_GEMM_REDUCE_SCATTER_ARGS_INIT;
+  static constexpr const char* kName = "mk_gemm_reduce_scatter";
+  static constexpr auto kPrepare = mk_gemm_reduce_scatter_prepare;
+  static constexpr auto kWorkspaceBytes = mk_gemm_reduce_scatter_workspace_bytes;
+  static constexpr auto kPlan = mk_gemm_reduce_scatter_plan;
+  static constexpr auto kLaunch = mk_gemm_reduce_scatter;
+};
+struct GemmAllreduce {
+  using Args = mk_gemm_allreduce_args_t;
+  static constexpr Args kInit = MK_GEMM_ALLREDUCE_ARGS_INIT;
+  static constexpr const char* kName = "mk_gemm_allreduce";
+  static constexpr auto kPrepare = mk_gemm_allreduce_prepare;
+  static constexpr auto kWorkspaceBytes = mk_gemm_allreduce_workspace_bytes;
+  static constexpr auto kPlan = mk_gemm_allreduce_plan;
+  static constexpr auto kLaunch = mk_gemm_allreduce;
+};
+
+// Large enough for every matrix of the good call: m 32, n 16, k 24.
+struct Operands {
+  alignas(16) std::array<uint16_t, 2048> a{};
+  alignas(16) std::array<uint16_t, 2048> b{};
+  alignas(16) std::array<float, 2048> c{};
+  alignas(16) std::array<uint16_t, 2048> gathered{};
+  alignas(16) std::array<float, 64> bias{};
+};
+Operands operands;
+
+template <class T>
+T* shifted(T* pointer, ptrdiff_t bytes) {
+  return reinterpret_cast<T*>(reinterpret_cast<uintptr_t>(pointer) + static_cast<uintptr_t>(bytes));
+}
+
+constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
+constexpr auto kInvalid = MK_ERROR_INVALID_ARGUMENT;
+constexpr auto kUnsupported = MK_ERROR_UNSUPPORTED;
+
+template <class Op>
+class Builder {
+ public:
+  using Args = typename Op::Args;
+
+  static Args good_args() {
+    Args args = Op::kInit;
+    args.m = 32, args.n = 16, args.k = 24;
+    args.out_dtype = MK_DTYPE_FP32;
+    args.a = operands.a.data(), args.lda = 24;
+    args.b = operands.b.data(), args.ldb = 16;
+    args.c = operands.c.data(), args.ldc = 16;
+    return args;
+  }
+  static mk_gemm_maxima_t good_maxima() {
+    mk_gemm_maxima_t maxima = MK_GEMM_MAXIMA_INIT;
+    maxima.m = 32, maxima.n = 16, maxima.k = 24;
+    return maxima;
+  }
+
+  // One bad field of the arguments: the launch refuses it, and so does the plan unless it is about a buffer.
+  template <class Change>
+  void launch(const char* name, mk_status_t expected, std::vector<std::string> says, Change change) {
+    const std::string label = std::string(Op::kName) + ": " + name;
+    calls.push_back({label, expected, std::move(says), [change](mk_comm_t comm) {
+                       Args args = good_args();
+                       change(args);
+                       return Op::kLaunch(comm, &args, nullptr);
+                     }});
+  }
+  template <class Change>
+  void plan(const char* name, mk_status_t expected, std::vector<std::string> says, Change change) {
+    launch(name, expected, says, change);
+    calls.push_back(
+        {std::string(Op::kName) + "_plan: " + name, expected, std::move(says), [change](mk_comm_t comm) {
+           Args args = good_args();
+           change(args);
+           mk_plan_t plan = MK_PLAN_INIT;
+           return Op::kPlan(comm, &args, &plan);
+         }});
+  }
+  // One bad field that arguments and maxima both have: all four functions refuse it.
+  template <class Change>
+  void any(const char* name, mk_status_t expected, std::vector<std::string> says, Change change) {
+    plan(name, expected, says, change);
+    maxima(name, expected, std::move(says), change);
+  }
+  template <class Change>
+  void maxima(const char* name, mk_status_t expected, std::vector<std::string> says, Change change) {
+    calls.push_back({std::string(Op::kName) + "_prepare: " + name, expected, says, [change](mk_comm_t comm) {
+                       mk_gemm_maxima_t changed = good_maxima();
+                       change(changed);
+                       return Op::kPrepare(comm, &changed);
+                     }});
+    calls.push_back({std::string(Op::kName) + "_workspace_bytes: " + name, expected, std::move(says),
+                     [change](mk_comm_t comm) {
+                       mk_gemm_maxima_t changed = good_maxima();
+                       change(changed);
+                       size_t bytes = 0;
+                       return Op::kWorkspaceBytes(comm, &changed, &bytes);
+                     }});
+  }
+
+  void pointers();
+  void sizes();
+  void types();
+  void tuning();
+  void matrices();
+  void overlaps();
+  void gather_only();
+
+  std::vector<BadCall> calls;
+};
+
+template <class Op>
+void Builder<Op>::pointers() {
+  const std::string name = Op::kName;
+  calls.push_back({name + "(args NULL)", kInvalid, {"args", "NULL"}, [](mk_comm_t comm) {
+                     return Op::kLaunch(comm, nullptr, nullptr);
+                   }});
+  calls.push_back({name + "_plan(args NULL)", kInvalid, {"args", "NULL"}, [](mk_comm_t comm) {
+                     mk_plan_t plan = MK_PLAN_INIT;
+                     return Op::kPlan(comm, nullptr, &plan);
+                   }});
+  calls.push_back({name + "_plan(plan NULL)", kInvalid, {"plan", "NULL"}, [](mk_comm_t comm) {
+                     const Args args = good_args();
+                     return Op::kPlan(comm, &args, nullptr);
+                   }});
+  calls.push_back({name + "_prepare(maxima NULL)", kInvalid, {"maxima", "NULL"}, [](mk_comm_t comm) {
+                     return Op::kPrepare(comm, nullptr);
+                   }});
+  calls.push_back({name + "_workspace_bytes(maxima NULL)", kInvalid, {"maxima", "NULL"}, [](mk_comm_t comm) {
+                     size_t bytes = 0;
+                     return Op::kWorkspaceBytes(comm, nullptr, &bytes);
+                   }});
+  calls.push_back({name + "_workspace_bytes(bytes NULL)", kInvalid, {"bytes", "NULL"}, [](mk_comm_t comm) {
+                     const mk_gemm_maxima_t maxima = good_maxima();
+                     return Op::kWorkspaceBytes(comm, &maxima, nullptr);
+                   }});
+  calls.push_back({name + "(stream)", kInvalid, {"stream", "NULL", "0x40"}, [](mk_comm_t comm) {
+                     const Args args = good_args();
+                     return Op::kLaunch(comm, &args, reinterpret_cast<mk_stream_t>(0x40));
+                   }});
+  const auto size = [](size_t bytes) { return [bytes](auto& value) { value.struct_size = bytes; }; };
+  any("struct_size 0", kInvalid, {"struct_size", "saw 0", "_INIT"}, size(0));
+  any("struct_size 16", kInvalid, {"struct_size", "saw 16", "expected"}, size(16));
+}
+
+template <class Op>
+void Builder<Op>::sizes() {
+  any("m -1", kInvalid, {Op::kName, " m: expected", "-1"}, [](auto& value) { value.m = -1; });
+  any("n -7", kInvalid, {Op::kName, " n: expected", "-7"}, [](auto& value) { value.n = -7; });
+  any("k -8", kInvalid, {Op::kName, " k: expected", "-8"}, [](auto& value) { value.k = -8; });
+  any("m INT64_MAX", kInvalid, {" m: expected", "9223372036854775807"}, [](auto& value) { value.m = kHuge; });
+  any("n INT64_MAX", kInvalid, {" n: expected", "9223372036854775807"}, [](auto& value) { value.n = kHuge; });
+  any("k INT64_MAX", kInvalid, {" k: expected", "9223372036854775807"}, [](auto& value) { value.k = kHuge; });
+  any("m * k overflows", kInvalid, {" a: expected", "4398046511104"}, [](auto& value) {
+    value.m = int64_t{1} << 42;
+    value.k = int64_t{1} << 42;
+  });
+  any("k * n overflows", kInvalid, {" b: expected", "4398046511104"}, [](auto& value) {
+    value.k = int64_t{1} << 42;
+    value.n = int64_t{1} << 42;
+    value.m = 1;
+  });
+  any("m * n too large", kInvalid, {" c: expected", "1073741824"},
+      [](auto& value) { value.m = value.n = int64_t{1} << 30; });
+}
+
+template <class Op>
+void Builder<Op>::types() {
+  for (const mk_dtype_t fp8 : {MK_DTYPE_FP8_E4M3, MK_DTYPE_FP8_E5M2}) {
+    const char* const seen = fp8 == MK_DTYPE_FP8_E4M3 ? "fp8_e4m3" : "fp8_e5m2";
+    any("dtype fp8", kUnsupported, {Op::kName, "dtype", seen}, [fp8](auto& value) { value.dtype = fp8; });
+    any("out_dtype fp8", kUnsupported, {"out_dtype", seen}, [fp8](auto& value) { value.out_dtype = fp8; });
+    plan("bias_dtype fp8", kUnsupported, {"bias_dtype", seen}, [fp8](Args& args) { args.bias_dtype = fp8; });
+  }
+  any("dtype fp32", kUnsupported, {"dtype", "fp32"}, [](auto& value) { value.dtype = MK_DTYPE_FP32; });
+  const auto bad = static_cast<mk_dtype_t>(77);
+  any("dtype 77", kInvalid, {"dtype", "expected", "77"}, [bad](auto& value) { value.dtype = bad; });
+  any("out_dtype 77", kInvalid, {"out_dtype", "77"}, [bad](auto& value) { value.out_dtype = bad; });
+  plan("bias_dtype 77", kInvalid, {"bias_dtype", "77"}, [bad](Args& args) { args.bias_dtype = bad; });
+  plan("b_layout 5", kInvalid, {"b_layout", "5"},
+       [](Args& args) { args.b_layout = static_cast<mk_layout_t>(5); });
+  plan("accumulate 2", kInvalid, {"accumulate", "0 or 1", "2"}, [](Args& args) { args.accumulate = 2; });
+  plan("accumulate -1", kInvalid, {"accumulate", "0 or 1", "-1"}, [](Args& args) { args.accumulate = -1; });
+  if constexpr (!std::is_same_v<Op, AllgatherGemm>) {
+    any("comm_dtype fp8", kUnsupported, {"comm_dtype", "fp8_e4m3"},
+        [](auto& value) { value.comm_dtype = MK_DTYPE_FP8_E4M3; });
+    any("comm_dtype 77", kInvalid, {"comm_dtype", "77"}, [bad](auto& value) { value.comm_dtype = bad; });
+    maxima("mode of another operator", kInvalid, {"mode", "1"},
+           [](mk_gemm_maxima_t& value) { value.mode = MK_ALLGATHER_WGRAD; });
+  }
+}
+
+template <class Op>
+void Builder<Op>::tuning() {
+  const auto tuned = [this](const char* name, mk_status_t expected, std::vector<std::string> says,
+                            const std::function<void(mk_tuning_t&)>& change) {
+    any(name, expected, std::move(says), [change](auto& value) {
+      static thread_local mk_tuning_t tuning;
+      tuning = MK_TUNING_INIT;
+      change(tuning);
+      value.tuning = &tuning;
+    });
+  };
+  tuned("tuning.struct_size", kInvalid, {"tuning.struct_size", "saw 3"}, [](auto& t) { t.struct_size = 3; });
+  tuned("tuning.algorithm", kInvalid, {"tuning.algorithm", "9"},
+        [](auto& t) { t.algorithm = static_cast<mk_algorithm_t>(9); });
+  tuned("tuning.compute_ctas", kInvalid, {"tuning.compute_ctas", "-1"}, [](auto& t) { t.compute_ctas = -1; });
+  tuned("tuning.copy_ctas", kInvalid, {"tuning.copy_ctas", "-2"}, [](auto& t) { t.copy_ctas = -2; });
+  tuned("tuning.send_ctas", kInvalid, {"tuning.send_ctas", "70000"}, [](auto& t) { t.send_ctas = 70000; });
+  tuned("tuning.receive_ctas", kInvalid, {"tuning.receive_ctas", "-3"}, [](auto& t) { t.receive_ctas = -3; });
+  tuned("tuning.reduce_ctas", kInvalid, {"tuning.reduce_ctas", "-4"}, [](auto& t) { t.reduce_ctas = -4; });
+  tuned("tuning.tile_m", kInvalid, {"tuning.tile_m", "100000"}, [](auto& t) { t.tile_m = 100000; });
+  tuned("tuning.tile_n", kInvalid, {"tuning.tile_n", "-64"}, [](auto& t) { t.tile_n = -64; });
+  tuned("tuning.chunk_bytes", kInvalid, {"tuning.chunk_bytes", "-1"}, [](auto& t) { t.chunk_bytes = -1; });
+  if constexpr (std::is_same_v<Op, GemmAllreduce>) {
+    tuned("one shot", kUnsupported, {"MK_ALGORITHM_ONE_SHOT"},
+          [](auto& t) { t.algorithm = MK_ALGORITHM_ONE_SHOT; });
+  }
+}
+
+template <class Op>
+void Builder<Op>::matrices() {
+  launch("a NULL", kInvalid, {" a: expected", "NULL"}, [](Args& args) { args.a = nullptr; });
+  launch("b NULL", kInvalid, {" b: expected", "NULL"}, [](Args& args) { args.b = nullptr; });
+  launch("c NULL", kInvalid, {" c: expected", "NULL"}, [](Args& args) { args.c = nullptr; });
+  launch("a misaligned", kInvalid, {" a: expected", "16-byte", "0x"},
+         [](Args& args) { args.a = shifted(args.a, 2); });
+  launch("b misaligned", kInvalid, {" b: expected", "16-byte", "0x"},
+         [](Args& args) { args.b = shifted(args.b, 8); });
+  launch("c misaligned", kInvalid, {" c: expected", "16-byte", "0x"},
+         [](Args& args) { args.c = shifted(args.c, 4); });
+  launch("lda too small", kInvalid, {"lda: expected", "24", "saw 16"}, [](Args& args) { args.lda = 16; });
+  launch("lda 0", kInvalid, {"lda: expected", "24", "saw 0"}, [](Args& args) { args.lda = 0; });
+  launch("lda -24", kInvalid, {"lda: expected", "-24"}, [](Args& args) { args.lda = -24; });
+  launch("ldb too small", kInvalid, {"ldb: expected", "16", "saw 8"}, [](Args& args) { args.ldb = 8; });
+  launch("ldb too small for [n, k]", kInvalid, {"ldb: expected", "24", "saw 16"},
+         [](Args& args) { args.b_layout = MK_LAYOUT_NK; });
+  launch("ldc too small", kInvalid, {"ldc: expected", "16", "saw 12"}, [](Args& args) { args.ldc = 12; });
+  launch("lda misaligned", kInvalid, {"lda: expected", "8 elements", "saw 25"},
+         [](Args& args) { args.lda = 25; });
+  launch("ldb misaligned", kInvalid, {"ldb: expected", "8 elements", "saw 20"},
+         [](Args& args) { args.ldb = 20; });
+  launch("ldc misaligned", kInvalid, {"ldc: expected", "4 elements", "saw 18"},
+         [](Args& args) { args.ldc = 18; });
+  launch("lda overflows", kInvalid, {" a: expected", "9223372036854775800"},
+         [](Args& args) { args.lda = kHuge - 7; });
+  launch("bias misaligned", kInvalid, {"bias: expected", "0x"}, [](Args& args) {
+    args.bias_dtype = MK_DTYPE_FP32;
+    args.bias = shifted(operands.bias.data(), 2);
+  });
+}
+
+template <class Op>
+void Builder<Op>::overlaps() {
+  launch("c overlaps a", kInvalid, {"c [", "overlaps a ["}, [](Args& args) { args.c = operands.a.data(); });
+  launch("c overlaps b", kInvalid, {"c [", "overlaps b ["}, [](Args& args) { args.c = operands.b.data(); });
+  launch("c overlaps bias", kInvalid, {"c [", "overlaps bias ["}, [](Args& args) {
+    args.bias_dtype = MK_DTYPE_FP32;
+    args.bias = shifted(operands.c.data(), 16);
+  });
+}
+
+template <class Op>
+void Builder<Op>::gather_only() {
+  any("mode WGRAD", kUnsupported, {"mode", "MK_ALLGATHER_WGRAD"},
+      [](auto& value) { value.mode = MK_ALLGATHER_WGRAD; });
+  any("mode 9", kInvalid, {"mode", "9"}, [](auto& value) { value.mode = static_cast<mk_allgather_mode_t>(9); });
+  const auto gathered = [this](const char* name, std::vector<std::string> says, void* where, int64_t ld) {
+    launch(name, kInvalid, std::move(says), [where, ld](Args& args) {
+      args.a_gathered = where;
+      args.lda_gathered = ld;
+    });
+  };
+  gathered("a_gathered misaligned", {"a_gathered: expected", "16-byte"}, shifted(operands.gathered.data(), 2),
+           24);
+  gathered("lda_gathered too small", {"lda_gathered: expected", "24", "saw 16"}, operands.gathered.data(), 16);
+  gathered("lda_gathered misaligned", {"lda_gathered: expected", "saw 26"}, operands.gathered.data(), 26);
+  gathered("a_gathered overlaps a", {"a_gathered [", "overlaps a ["}, operands.a.data(), 24);
+  gathered("a_gathered overlaps b", {"a_gathered [", "overlaps b ["}, operands.b.data(), 24);
+  gathered("a_gathered overlaps c", {"overlaps", "c [", "a_gathered ["}, operands.c.data(), 24);
+  launch("a_gathered overlaps bias", kInvalid, {"a_gathered [", "overlaps bias ["}, [](Args& args) {
+    args.a_gathered = operands.gathered.data();
+    args.lda_gathered = 24;
+    args.bias = operands.gathered.data() + 8;
+  });
+}
+
+template <class Op>
+std::vector<BadCall> calls_of() {
+  Builder<Op> builder;
+  builder.pointers();
+  builder.sizes();
+  builder.types();
+  builder.tuning();
+  builder.matrices();
+  builder.overlaps();
+  if constexpr (std::is_same_v<Op, AllgatherGemm>) builder.gather_only();
+  return builder.calls;
+}
+
+}  // namespace
+
+std::vector<BadCall> bad_gemm_calls() {
+  std::vector<BadCall> calls = calls_of<AllgatherGemm>();
+  for (const auto& more : {calls_of<GemmReduceScatter>(), calls_of<GemmAllreduce>()}) {
+    calls.insert(calls.end(), more.begin(), more.end());
+  }
+  return calls;
+}
+
+}  // namespace mk::test
