@@ -113,4 +113,10 @@ GemmCase mixed_case(uint64_t seed, uint64_t index, int nranks) {
   return gemm;
 }
 
+std::vector<GemmCase> mixed_cases(uint64_t seed, size_t count, int nranks) {
+  std::vector<GemmCase> cases;
+  for (size_t index = 0; index < count; ++index) cases.push_back(mixed_case(seed, index, nranks));
+  return cases;
+}
+
 }  // namespace mk::test

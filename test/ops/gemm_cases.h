@@ -19,5 +19,6 @@ std::vector<GemmCase> corner_cases(mk_operator_t op, int nranks);
 
 // Case number `index` of an endless series that mixes everything, the same for everyone.
 GemmCase mixed_case(uint64_t seed, uint64_t index, int nranks);
+std::vector<GemmCase> mixed_cases(uint64_t seed, size_t count, int nranks);
 
 }  // namespace mk::test

@@ -230,4 +230,20 @@ bool run_launch(RankSession& session, const GemmProblem& problem, RankMemory* me
   return true;
 }
 
+std::deque<GemmProblem> make_problems(const std::vector<GemmCase>& cases, int nranks) {
+  std::deque<GemmProblem> problems;
+  for (const GemmCase& gemm : cases) problems.emplace_back(gemm, nranks);
+  return problems;
+}
+
+void run_problems(RankSession& session, const std::deque<GemmProblem>& problems,
+                  const std::function<bool(size_t number)>& prepare) {
+  RankMemory memory;
+  if (!memory.allocate(session, kSlotBytes)) return;
+  for (size_t number = 0; number < problems.size(); ++number) {
+    if (!run_launch(session, problems[number], &memory, prepare(number))) return;
+  }
+  memory.release(session);
+}
+
 }  // namespace mk::test

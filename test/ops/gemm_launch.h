@@ -4,6 +4,8 @@
 #pragma once
 
 #include <cstddef>
+#include <deque>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -11,6 +13,9 @@
 #include "support/rank_threads.h"
 
 namespace mk::test {
+
+// A slot of RankMemory that any case of gemm_cases.h fits in.
+inline constexpr size_t kSlotBytes = 256 << 10;
 
 // Symmetric and registered memory of a rank, cut into slots for launches that are under way together.
 class RankMemory {
@@ -79,5 +84,10 @@ class GemmLaunch {
 
 // prepare (if asked), enqueue, synchronize, verify.
 bool run_launch(RankSession& session, const GemmProblem& problem, RankMemory* memory, bool prepare);
+
+std::deque<GemmProblem> make_problems(const std::vector<GemmCase>& cases, int nranks);
+// All problems one after another; prepares before number n when prepare(n), else the call does it.
+void run_problems(RankSession& session, const std::deque<GemmProblem>& problems,
+                  const std::function<bool(size_t number)>& prepare);
 
 }  // namespace mk::test

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The GEMM operators through the C interface, exact to the last bit on integers and within tolerance on random
 // numbers.
+#include <cstdlib>
 #include <deque>
 
 #include "gemm_cases.h"
@@ -11,8 +12,6 @@ using namespace mk::test;
 
 namespace {
 
-constexpr size_t kSlotBytes = 256 << 10;
-
 std::string layout_text(const std::vector<int32_t>& layout) {
   std::string text;
   for (const int32_t node : layout) text += std::to_string(node) + " ";
@@ -22,29 +21,6 @@ std::string layout_text(const std::vector<int32_t>& layout) {
 void require_none(const std::vector<std::string>& failures) {
   INFO(join_lines(failures));
   REQUIRE(failures.empty());
-}
-
-std::deque<GemmProblem> make_problems(const std::vector<GemmCase>& cases, int nranks) {
-  std::deque<GemmProblem> problems;
-  for (const GemmCase& gemm : cases) problems.emplace_back(gemm, nranks);
-  return problems;
-}
-
-// All problems one after another, each as `prepare(number)` says.
-template <class Prepare>
-void run_problems(RankSession& session, const std::deque<GemmProblem>& problems, Prepare prepare) {
-  RankMemory memory;
-  if (!memory.allocate(session, kSlotBytes)) return;
-  for (size_t number = 0; number < problems.size(); ++number) {
-    if (!run_launch(session, problems[number], &memory, prepare(number))) return;
-  }
-  memory.release(session);
-}
-
-std::vector<GemmCase> mixed_cases(uint64_t seed, size_t count, int nranks) {
-  std::vector<GemmCase> cases;
-  for (size_t index = 0; index < count; ++index) cases.push_back(mixed_case(seed, index, nranks));
-  return cases;
 }
 
 }  // namespace
@@ -173,13 +149,17 @@ TEST_CASE("Workspace grows and earlier maxima stay good") {
   }
 }
 
-TEST_CASE("Ranks that are processes are exact") {
-  for (const auto& layout : {std::vector<int32_t>{0, 0, 0}, {0, 1, 0, 1}, {0, 0, 0, 1, 1}}) {
-    RankJob job;
-    job.node_of_rank = layout;
-    const auto problems = make_problems(mixed_cases(11, 30, job.nranks()), job.nranks());
-    require_none(run_rank_processes(job, 120, [&](RankSession& session) {
-      run_problems(session, problems, [](size_t number) { return number % 2 == 0; });
-    }));
+TEST_CASE("Puts and signals in the worst order are exact") {
+  for (const char* seed : {"1", "2", "3"}) {
+    setenv("MK_LOOPBACK_SEED", seed, 1);
+    for (const auto& layout : {std::vector<int32_t>{0, 1}, {0, 1, 0, 1, 0}, {0, 0, 1, 1, 2, 2}}) {
+      RankJob job;
+      job.node_of_rank = layout;
+      const auto problems = make_problems(mixed_cases(std::stoul(seed), 20, job.nranks()), job.nranks());
+      require_none(run_rank_threads(job, [&](RankSession& session) {
+        run_problems(session, problems, [](size_t number) { return number % 2 == 0; });
+      }));
+    }
   }
+  unsetenv("MK_LOOPBACK_SEED");
 }
