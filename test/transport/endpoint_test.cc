@@ -42,7 +42,8 @@ TEST_CASE("regions differ in size, grow in number, and their ids are used again"
     CHECK(run_ranks(RankKind::threads, backend, kTwoNodes, [&](Rank& rank) -> std::string {
             MK_EXPECT_OK(rank.connect({}));
             // Rank 0 sends to the whole of rank 1's larger region; rank 0's second region is empty.
-            std::vector<std::byte> first(rank.rank == 0 ? 100 : 1000), second(rank.rank == 0 ? 0 : 50);
+            auto& first = rank.make_memory(rank.rank == 0 ? 100 : 1000);
+            auto& second = rank.make_memory(rank.rank == 0 ? 0 : 50);
             for (uint64_t round = 1; round <= 3; ++round) {
               std::fill(first.begin(), first.end(), static_cast<std::byte>(rank.rank == 0 ? round : 0));
               auto a = rank.add_region(first), b = rank.add_region(second);
@@ -128,7 +129,7 @@ TEST_CASE("a bad command is an error with a sentence, and touches nothing", "[tr
       INFO("expected: " << candidate.sentence);
       CHECK(run_ranks(RankKind::threads, backend, {0, 0, 1}, [&](Rank& rank) -> std::string {
               MK_EXPECT_OK(rank.connect({}));
-              std::vector<std::byte> memory(rank.rank == 0 ? 64 : 32);
+              auto& memory = rank.make_memory(rank.rank == 0 ? 64 : 32);
               std::fill(memory.begin(), memory.end(), static_cast<std::byte>(rank.rank));
               MK_EXPECT_OK(rank.add_region(memory).status());
               if (rank.rank == 0) {
@@ -151,7 +152,7 @@ TEST_CASE("a put to a region that its owner has deregistered fails the link", "[
   for (const BackendCase& backend : backend_cases()) {
     CHECK(run_ranks(RankKind::threads, backend, kTwoNodes, [&](Rank& rank) -> std::string {
             MK_EXPECT_OK(rank.connect({}));
-            std::vector<std::byte> memory(64, static_cast<std::byte>(rank.rank));
+            auto& memory = rank.make_memory(64, rank.rank);
             MK_EXPECT_OK(rank.add_region(memory).status());
             if (rank.rank == 1) rank.endpoint->deregister_region(0);
             MK_EXPECT(rank.barrier());
@@ -174,7 +175,7 @@ TEST_CASE("ranks that disagree on regions are told so, and can go on", "[transpo
   for (const BackendCase& backend : backend_cases()) {
     CHECK(run_ranks(RankKind::threads, backend, kTwoNodes, [&](Rank& rank) -> std::string {
             MK_EXPECT_OK(rank.connect({}));
-            std::vector<std::byte> memory(64);
+            auto& memory = rank.make_memory(64);
             MK_EXPECT_OK(rank.add_region(memory).status());
             if (rank.rank == 0) rank.endpoint->deregister_region(0);
             MK_EXPECT(rank.add_region(memory).status().code() == MK_ERROR_MISMATCH);
@@ -237,7 +238,7 @@ TEST_CASE("with one node there is nobody to send to", "[transport]") {
   for (const BackendCase& backend : backend_cases()) {
     CHECK(run_ranks(RankKind::threads, backend, {0, 0}, [&](Rank& rank) -> std::string {
             MK_EXPECT_OK(rank.connect({}));
-            std::vector<std::byte> memory(64);
+            auto& memory = rank.make_memory(64);
             MK_EXPECT_OK(rank.add_region(memory).status());
             MK_EXPECT(rank.endpoint->posted() == 0 && rank.endpoint->completed() == 0);
             MK_EXPECT(rank.barrier());

@@ -60,7 +60,7 @@ TEST_CASE("a receiver that stalls stops its sender without spinning, and nothing
             EndpointOptions options;
             options.fifo_capacity = kFifoCapacity;
             MK_EXPECT_OK(rank.connect(options));
-            std::vector<std::byte> memory(kBytes);
+            auto& memory = rank.make_memory(kBytes);
             auto region = rank.add_region(memory);
             MK_EXPECT_OK(region.status());
             if (rank.rank == 0) {
@@ -94,7 +94,7 @@ TEST_CASE("an abort ends a sender that is blocked by its peer", "[transport]") {
             EndpointOptions options;
             options.fifo_capacity = kFifoCapacity;
             MK_EXPECT_OK(rank.connect(options));
-            std::vector<std::byte> memory(1 << 20);
+            auto& memory = rank.make_memory(1 << 20);
             auto region = rank.add_region(memory);
             MK_EXPECT_OK(region.status());
             if (rank.rank == 1) {
@@ -129,7 +129,8 @@ TEST_CASE("a hundred thousand small puts from many threads, both ways", "[transp
     constexpr uint32_t kEach = kThreadSanitizer ? 2500 : 12500;
     CHECK(run_ranks(RankKind::threads, backend, kTwoNodes, [&](Rank& rank) -> std::string {
             MK_EXPECT_OK(rank.connect({}));
-            std::vector<std::byte> source(kThreads * kEach * 8), target(kThreads * kEach * 8);
+            auto& source = rank.make_memory(kThreads * kEach * 8);
+            auto& target = rank.make_memory(kThreads * kEach * 8);
             for (size_t i = 0; i < source.size() / 8; ++i) {
               const uint64_t value = ~i ^ static_cast<uint64_t>(rank.rank) << 60;
               std::memcpy(&source[i * 8], &value, 8);
@@ -175,7 +176,7 @@ TEST_CASE("a peer that vanishes is named on every survivor", "[transport]") {
   for (const BackendCase& backend : backend_cases()) {
     CHECK(run_ranks(kind, backend, {0, 1, 2}, [&](Rank& rank) -> std::string {
             MK_EXPECT_OK(rank.connect({}));
-            std::vector<std::byte> memory(1 << 18);
+            auto& memory = rank.make_memory(1 << 18);
             auto region = rank.add_region(memory);
             MK_EXPECT_OK(region.status());
             if (rank.rank == 1) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -46,6 +47,8 @@ inline std::vector<RankKind> rank_kinds() {
 class Rank {
  public:
   Rank(int rank, const std::vector<int>& node_of_rank, Exchange& rank_exchange);
+  // The proxy uses what else this object has until the endpoint is gone.
+  ~Rank() { endpoint.reset(); }
 
   // Of every step and wait, where none is given.
   std::chrono::milliseconds timeout{60000};
@@ -60,7 +63,10 @@ class Rank {
   // Makes the endpoint with hooks of this object; `choice` stands in for the library's table when it is not
   // empty.
   Status connect(EndpointOptions options, std::span<const Backend> choice = {});
-  // A region over `memory`; fails the body by an empty optional.
+  // Memory that outlives the endpoint.
+  std::vector<std::byte>& make_memory(size_t bytes, int value = 0) {
+    return memories_.emplace_back(bytes, static_cast<std::byte>(value));
+  }
   Result<uint32_t> add_region(std::vector<std::byte>& memory);
   bool is_peer(int other) const { return !topology.same_node(rank, other); }
 
@@ -86,6 +92,7 @@ class Rank {
  private:
   std::mutex mutex_;
   std::condition_variable event_;
+  std::deque<std::vector<std::byte>> memories_;
   std::vector<int> failed_peers_;
   std::string failure_;
 };

@@ -162,7 +162,7 @@ TEST_CASE("malformed packets end the link, with the sender's name, and nothing i
       g_packets = malformed.packets;
       CHECK(run_ranks(RankKind::threads, {"loopback", seed}, kTwoNodes, [&](Rank& rank) -> std::string {
               MK_EXPECT_OK(rank.connect({}, rank.rank == 1 ? std::span(&kMalformed, 1) : backends()));
-              std::vector<std::byte> memory(64, std::byte{3});
+              auto& memory = rank.make_memory(64, 3);
               MK_EXPECT_OK(rank.add_region(memory).status());
               if (rank.rank == 1) MK_EXPECT(rank.post(make_signal(0, 0)));
               if (rank.rank == 0) {

@@ -82,7 +82,11 @@ size_t first_wrong(const std::byte* memory, size_t bytes, uint64_t key) {
 class Player {
  public:
   Player(Rank& rank, const PutSchedule& schedule)
-      : rank_(rank), schedule_(schedule), random_(schedule.seed + 1) {
+      : rank_(rank),
+        schedule_(schedule),
+        random_(schedule.seed + 1),
+        source_(rank.make_memory(kBatchBytes + schedule.largest_bytes)),
+        target_(rank.make_memory(0)) {
     for (const PlannedPut& put : plan(rank, schedule)) {
       if (put.from == rank.rank) outgoing_.push_back(put);
       if (put.to == rank.rank) incoming_.push_back(put);
@@ -93,7 +97,6 @@ class Player {
       target_bytes = std::max<uint64_t>(target_bytes, put.target_offset + put.bytes + kGapBytes);
     }
     target_.resize(target_bytes);
-    source_.resize(kBatchBytes + schedule.largest_bytes);
   }
 
   std::string play() {
@@ -192,7 +195,8 @@ class Player {
   const PutSchedule schedule_;
   std::mt19937_64 random_;
   std::vector<PlannedPut> outgoing_, incoming_;
-  std::vector<std::byte> source_, target_;
+  std::vector<std::byte>& source_;
+  std::vector<std::byte>& target_;
 };
 
 }  // namespace
