@@ -178,6 +178,13 @@ mk_status_t GemmLaunch::try_prepare(mk_comm_t comm, const GemmCase& gemm, int nr
   }
 }
 
+void GemmLaunch::reset_output() {
+  for (int64_t at = 0; extent(c_) > 0 && at < extent(c_) + kGuard; ++at)
+    write_bits(c_.data, c_.dtype, at, poison(c_.dtype));
+  if (problem_.gemm.accumulate)
+    write_values(c_, problem_.c_before[static_cast<size_t>(session_.rank())], false);
+}
+
 void GemmLaunch::verify() {
   const auto r = static_cast<size_t>(session_.rank());
   verify_matrix("C", c_, problem_.c[r], problem_.gemm.integers);

@@ -59,10 +59,11 @@ class GemmLaunch {
   bool enqueue() { return session_.ok(try_enqueue(), describe(problem_.gemm)); }
   mk_status_t try_enqueue();
   mk_status_t plan(mk_plan_t* plan);
+  // C as before the launch; its inputs are untouched by one.
+  void reset_output();
   // After the launch has completed: what is wrong goes to the session.
   void verify();
   std::string result_bits() const;  // of C, without padding
-  std::byte* c() { return c_.data; }
 
   static mk_status_t try_prepare(mk_comm_t comm, const GemmCase& gemm, int nranks);
 
