@@ -221,17 +221,21 @@ void RingServer::announce_loss() {
         return std::tuple(a.fate == Fate::aborted, a.subject) < std::tuple(b.fate == Fate::aborted, b.subject);
       });
   const auto loss = as_loss(*chosen, rank_);
-  std::function<void(int, Status)> callback;
-  {
-    std::lock_guard lock(state_->mutex);
-    state_->lost = loss;
-    if (state_->on_peer_lost) {
-      callback = state_->on_peer_lost;
-      state_->lost_told = true;
-    }
-    state_->changed.notify_all();
+  // The callback first: it knows the rank, a collective that fails knows the sentence only.
+  std::unique_lock lock(state_->mutex);
+  if (const auto callback = state_->on_peer_lost) {
+    state_->lost_told = true;
+    lock.unlock();
+    callback(loss.first, loss.second);
+    lock.lock();
   }
-  if (callback) callback(loss.first, loss.second);
+  state_->lost = loss;
+  state_->changed.notify_all();
+  // It may have been set meanwhile.
+  if (const auto callback = state_->on_peer_lost; callback && !std::exchange(state_->lost_told, true)) {
+    lock.unlock();
+    callback(loss.first, loss.second);
+  }
 }
 
 // Writes what is left to write, then closes; waits a little for the other end to have read it, because a reset
@@ -239,8 +243,9 @@ void RingServer::announce_loss() {
 void RingServer::farewell(bool orderly) {
   const Deadline limit = Deadline::after(orderly ? kOrderlyFarewell : kAbruptFarewell);
   std::array<bool, 2> shut{};
+  // Who goes because of a loss that it has announced says so: the neighbour may be slower to announce it.
   for (Link& link : links_) {
-    if (orderly && !link.closed) link.channel.send(FrameKind::bye);
+    if ((orderly || announced_) && !link.closed) link.channel.send(FrameKind::bye);
   }
   while (true) {
     std::array<pollfd, 2> waits{{{-1, 0, 0}, {-1, 0, 0}}};

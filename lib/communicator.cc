@@ -13,6 +13,8 @@ namespace mk {
 namespace {
 
 constexpr size_t kMaxDescription = 400;
+// How long a failed link to a peer waits for the bootstrap to say which rank is lost.
+constexpr std::chrono::seconds kVerdictPatience{3};
 
 std::atomic<uint64_t> next_instance{1};
 
@@ -146,6 +148,12 @@ Status Communicator::initialise(const mk_unique_id_t& id) {
       if (executor_) executor_->wake();
     };
     options.on_peer_error = [this](int peer, Status reason) {
+      // A rank that gives up because of another's death closes its links too. The bootstrap knows whose death
+      // it was, and says so within its time to settle.
+      const Deadline verdict = Deadline::after(kVerdictPatience);
+      while (peer >= 0 && !abort_.raised() && !closing_.load(std::memory_order_acquire) && !verdict.passed()) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      }
       if (closing_.load(std::memory_order_acquire)) return;  // a peer that has taken leave
       mk_async_error_t error = MK_ASYNC_ERROR_INIT;
       error.status = reason.code();
