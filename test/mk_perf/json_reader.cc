@@ -4,6 +4,7 @@
 #include <cctype>
 #include <cstdlib>
 #include <stdexcept>
+#include <utility>
 
 namespace json {
 namespace {
@@ -133,7 +134,8 @@ class Reader {
       space();
       std::string key = string().text;
       expect(':');
-      value.members.emplace_back(std::move(key), any());
+      value.names.push_back(std::move(key));
+      value.items.push_back(any());
     } while (take(','));
     expect('}');
     return value;
@@ -146,16 +148,16 @@ class Reader {
 }  // namespace
 
 const Value& Value::operator[](const std::string& key) const {
-  for (const auto& [name, value] : members) {
-    if (name == key) return value;
+  for (size_t index = 0; index < names.size(); ++index) {
+    if (names[index] == key) return items[index];
   }
   throw std::runtime_error("no member " + key);
 }
 
 std::string Value::keys() const {
-  std::string names;
-  for (const auto& member : members) names += (names.empty() ? "" : " ") + member.first;
-  return names;
+  std::string list;
+  for (const std::string& name : names) list += (list.empty() ? "" : " ") + name;
+  return list;
 }
 
 Value parse(const std::string& text) { return Reader(text).document(); }

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace json {
@@ -14,8 +13,8 @@ struct Value {
   bool truth = false;
   double number = 0;
   std::string text;
-  std::vector<Value> items;
-  std::vector<std::pair<std::string, Value>> members;  // in their order
+  std::vector<Value> items;        // of an array, or the values of an object
+  std::vector<std::string> names;  // of an object: the key of each item
 
   bool is(Type other) const { return type == other; }
   // The member; throws std::runtime_error when there is none.
