@@ -8,6 +8,8 @@
 
 #include <cerrno>
 #include <csignal>
+#include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <string>
 #include <thread>
@@ -151,6 +153,7 @@ inline std::vector<std::string> run_rank_processes(const RankJob& job, unsigned 
     writers[rank] = ends[1];
   }
   std::vector<pid_t> children;
+  std::fflush(nullptr);  // or every child prints what is buffered
   for (int rank = 0; rank < job.nranks(); ++rank) {
     const pid_t child = fork();
     if (child == 0) {
@@ -160,7 +163,7 @@ inline std::vector<std::string> run_rank_processes(const RankJob& job, unsigned 
         for (const int fd : writers) close(fd);
       }
       forked::run_child(job, rank, readers, writers, report[1], body);
-      _exit(0);
+      std::exit(0);  // not _exit: the library joins the thread of a root
     }
     children.push_back(child);
   }
