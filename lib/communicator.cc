@@ -339,7 +339,8 @@ Status Communicator::meet(MeetingKind kind, const std::string& what, std::span<c
       if (!block.sent.empty()) expected += block.sent[rank_];
     }
     if (Status quiet = quiesce(expected, epoch, deadline); !quiet.ok()) return fatal(std::move(quiet));
-    return Status(MK_ERROR_MISMATCH, recovering->what);
+    // The one that is in recovery itself adds the same words.
+    return Status(MK_ERROR_MISMATCH, (kind == MeetingKind::recover ? "" : "ranks disagree: ") + recovering->what);
   }
   for (int peer = 1; peer < nranks_; ++peer) {
     if (blocks[peer].kind == blocks[0].kind && blocks[peer].payload == blocks[0].payload) continue;
@@ -398,6 +399,7 @@ void Communicator::report(const mk_async_error_t& error, const std::string& sent
     const bool worse = is_fatal(error.status) && !is_fatal(async_error_.status);
     if (async_error_.status == MK_SUCCESS || worse) {
       async_error_ = error;
+      async_sentence_ = sentence;
       last_error_ = sentence;
     }
   }
@@ -411,6 +413,13 @@ mk_async_error_t Communicator::async_error() const {
   const Status reason = abort_.reason();
   if (!is_fatal(error.status) && !reason.ok() && !finalized_) error.status = reason.code();
   return error;
+}
+
+Status Communicator::asynchronous_status() const {
+  std::lock_guard lock(error_mutex_);
+  const Status reason = abort_.reason();
+  if (!is_fatal(async_error_.status) && !reason.ok() && !finalized_) return reason;
+  return async_error_.status == MK_SUCCESS ? Status() : Status(async_error_.status, async_sentence_);
 }
 
 Status Communicator::clear_async_error() {
@@ -468,8 +477,7 @@ Status Communicator::finalize() {
   closing_.store(true, std::memory_order_release);
   if (Status left = bootstrap_->leave(deadline); !left.ok()) return fatal(std::move(left));
   finalized_ = true;
-  const mk_async_error_t error = async_error();
-  return error.status == MK_SUCCESS ? Status() : Status(error.status, last_error());
+  return asynchronous_status();
 }
 
 Result<size_t> Communicator::workspace_needed(const GemmCall& call) const {
@@ -527,8 +535,7 @@ Status Communicator::enqueue(const GemmCall& call, mk_stream_t stream, bool may_
 
 Status Communicator::synchronize(mk_stream_t stream) {
   MK_RETURN_IF_ERROR(executor_->synchronize(stream));
-  const mk_async_error_t error = async_error();
-  return error.status == MK_SUCCESS ? Status() : Status(error.status, last_error());
+  return asynchronous_status();
 }
 
 }  // namespace mk

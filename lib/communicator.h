@@ -94,6 +94,7 @@ class Communicator {
 
   std::optional<Meeting> peek(int peer);
   void report(const mk_async_error_t& error, const std::string& sentence);
+  Status asynchronous_status() const;
   void on_abort();
 
   std::optional<uint64_t> symmetric_offset(const void* pointer, size_t bytes) const;
@@ -128,6 +129,7 @@ class Communicator {
 
   mutable std::mutex error_mutex_;
   mk_async_error_t async_error_ = MK_ASYNC_ERROR_INIT;
+  std::string async_sentence_;
   std::string last_error_;
 };
 
