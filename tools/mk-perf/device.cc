@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
-#include <iterator>
 #include <string>
 #include <utility>
 
@@ -32,17 +31,14 @@ double host_time_us(mk_comm_t comm, const std::function<void()>& launches) {
   return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
 }
 
-constexpr DeviceOperations kDevices[] = {
-    {MK_DEVICE_HOST, "host", host_allocate, std::free, host_copy, host_copy,
-     [] { return mk_stream_t{nullptr}; }, host_time_us},
-};
+constexpr DeviceOperations kHost = {MK_DEVICE_HOST, "host",    [](int) {}, host_allocate,
+                                    std::free,      host_copy, host_copy,  [] { return mk_stream_t{nullptr}; },
+                                    host_time_us};
 
 }  // namespace
 
 const DeviceOperations* find_device(mk_device_t device) {
-  const auto* found = std::find_if(std::begin(kDevices), std::end(kDevices),
-                                   [&](const auto& entry) { return entry.device == device; });
-  return found == std::end(kDevices) ? nullptr : found;
+  return device == MK_DEVICE_CUDA ? cuda_device() : &kHost;
 }
 
 DeviceBuffer::DeviceBuffer(const DeviceOperations& operations, size_t bytes)

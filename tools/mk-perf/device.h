@@ -11,7 +11,8 @@ namespace perf {
 
 struct DeviceOperations {
   mk_device_t device;
-  const char* name;  // as it is printed
+  const char* name;                 // as it is printed
+  void (*select)(int cuda_device);  // for what follows in this thread; once, before the rest
   void* (*allocate)(size_t bytes);
   void (*release)(void* memory);
   void (*upload)(void* device_memory, const void* host_memory, size_t bytes);
@@ -20,6 +21,9 @@ struct DeviceOperations {
   // Microseconds from just before `launches` until all that it enqueued on comm has completed.
   double (*time_us)(mk_comm_t comm, const std::function<void()>& launches);
 };
+
+// nullptr in builds without CUDA.
+const DeviceOperations* cuda_device();
 
 // nullptr: this mk-perf cannot drive the device.
 const DeviceOperations* find_device(mk_device_t device);

@@ -113,6 +113,7 @@ int run_rank(const Options& options, const RankStart& start, FILE* json, std::st
   require(mk_comm_get_info(comm.get(), &info), "mk_comm_get_info", comm.get());
   const DeviceOperations* device = find_device(info.device);
   if (!device) throw UsageError("this mk-perf cannot drive CUDA devices; use --device host");
+  device->select(info.cuda_device);
   if (options.baseline_nccl) {
     throw UsageError(std::string("--baseline nccl: there is no NCCL on device ") + device->name +
                      "; leave it out");

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: MIT
+// Device memory, a stream and its clock.
+#include <cuda_runtime_api.h>
+
+#include <string>
+
+#include "device.h"
+#include "errors.h"
+
+namespace perf {
+namespace {
+
+void require_cuda(cudaError_t error, const char* what) {
+  if (error != cudaSuccess) throw RunError(std::string(what) + ": " + cudaGetErrorString(error));
+}
+
+void select(int cuda_device) { require_cuda(cudaSetDevice(cuda_device), "cudaSetDevice"); }
+
+void* allocate(size_t bytes) {
+  void* memory = nullptr;
+  if (cudaMalloc(&memory, bytes ? bytes : 1) == cudaSuccess) return memory;
+  cudaGetLastError();  // the caller reports it
+  return nullptr;
+}
+
+void release(void* memory) { cudaFree(memory); }
+
+void upload(void* device_memory, const void* host_memory, size_t bytes) {
+  require_cuda(cudaMemcpy(device_memory, host_memory, bytes, cudaMemcpyHostToDevice), "copying to the device");
+}
+
+void download(void* host_memory, const void* device_memory, size_t bytes) {
+  require_cuda(cudaMemcpy(host_memory, device_memory, bytes, cudaMemcpyDeviceToHost),
+               "copying from the device");
+}
+
+// One stream and a pair of events a process, made at first use and left to the end of the process.
+struct Clock {
+  cudaStream_t stream = nullptr;
+  cudaEvent_t start = nullptr;
+  cudaEvent_t stop = nullptr;
+
+  Clock() {
+    require_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+    require_cuda(cudaEventCreate(&start), "cudaEventCreate");
+    require_cuda(cudaEventCreate(&stop), "cudaEventCreate");
+  }
+};
+
+Clock& clock() {
+  static Clock* const instance = new Clock;
+  return *instance;
+}
+
+double time_us(mk_comm_t comm, const std::function<void()>& launches) {
+  const Clock& times = clock();
+  require_cuda(cudaEventRecord(times.start, times.stream), "cudaEventRecord");
+  launches();
+  require_cuda(cudaEventRecord(times.stop, times.stream), "cudaEventRecord");
+  require(mk_comm_synchronize(comm, times.stream), "mk_comm_synchronize", comm);
+  float milliseconds = 0;
+  require_cuda(cudaEventElapsedTime(&milliseconds, times.start, times.stop), "cudaEventElapsedTime");
+  return milliseconds * 1000.0;
+}
+
+}  // namespace
+
+const DeviceOperations* cuda_device() {
+  static constexpr DeviceOperations kOperations = {
+      MK_DEVICE_CUDA, "cuda", select, allocate, release, upload, download, [] { return clock().stream; },
+      time_us};
+  return &kOperations;
+}
+
+}  // namespace perf
