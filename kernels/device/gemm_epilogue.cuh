@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// From accumulators to the output: bias, accumulation into C, rounding, and a store by TMA (element by element where
-// the output's rows do not begin or end at 16 bytes). The destination is a tensor map and a pointer, which may be
-// a peer's memory.
+// From accumulators to the output: bias, accumulation into C, rounding, and stores of whole 128-byte lines
+// (element by element at the edge and where rows are not 16-byte aligned). The destination is a pointer, which
+// may be a peer's. Not by TMA, which writes a row's end up to the next 16 bytes, over what is beside the
+// output.
 #pragma once
 
-#include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -12,7 +12,6 @@
 
 #include "kernels/gemm/gemm_plan.h"
 #include "kernels/ptx/memory.cuh"
-#include "kernels/ptx/tma.cuh"
 #include "kernels/ptx/warp.cuh"
 
 namespace mk {
@@ -28,17 +27,12 @@ struct EpilogueParams {
   GemmType bias_type;
   bool accumulate;
   bool rows_aligned;  // 16-byte aligned rows
-  // Columns below this are stored by TMA, whose map must end here: a multiple of 16 bytes, since TMA writes
-  // whole 16-byte pieces and would run over the row's end. The rest is stored element by element.
-  int n_tma;
 };
 
-// A warp stores its 16 rows by itself, 128 bytes of each at a time, through two buffers, so that it waits for no
-// other warp, and TMA reads one buffer while the other is filled.
-constexpr int EPILOGUE_ROWS = 16;
-constexpr int EPILOGUE_ROW_BYTES = 128;
-struct alignas(1024) EpilogueBuffers {
-  uint8_t rows[2][EPILOGUE_ROWS * EPILOGUE_ROW_BYTES];
+// A warp stores its 16 rows by itself, 128 bytes of each at a time, through two buffers, so that it waits for
+// no other.
+struct alignas(128) EpilogueBuffers {
+  uint8_t rows[2][16 * 128];
 };
 
 template <class Out>
@@ -107,117 +101,114 @@ __device__ __forceinline__ void add_c(float (&accumulators)[NUM_ACCUMULATORS], c
   }
 }
 
-template <class Out, int NUM_ACCUMULATORS>
-__device__ __forceinline__ void store_predicated(const float (&accumulators)[NUM_ACCUMULATORS],
-                                                 const EpilogueParams& params, int row, int column) {
-  Out* c = static_cast<Out*>(params.c);
-#pragma unroll
-  for (int i = 0; i < NUM_ACCUMULATORS; ++i) {
-    const int m = row + 8 * (i / 2 % 2);
-    const int n = column + 8 * (i / 4) + i % 2;
-    if (m < params.m && n >= params.n_tma && n < params.n) c[m * params.ldc + n] = static_cast<Out>(accumulators[i]);
-  }
-}
-
-// Address of a 16-byte chunk of a buffer's row under TMA's 128-byte swizzle.
+// Address of a 16-byte chunk of a buffer's row, permuted so that neither columns nor rows collide in a bank.
+template <int ROW_BYTES>
 __device__ __forceinline__ uint32_t swizzled_chunk(uint32_t buffer, int row, int chunk) {
-  return buffer + row * EPILOGUE_ROW_BYTES + ((chunk ^ (row & 7)) << 4);
+  if constexpr (ROW_BYTES == 128) return buffer + row * 128 + ((chunk ^ (row & 7)) << 4);
+  return buffer + row * 64 + ((chunk ^ (row / 2 & 3)) << 4);
 }
 
-// 64 columns from accumulator `first` on, as 16-bit values.
-template <class Out, int NUM_ACCUMULATORS>
-__device__ __forceinline__ void fill_buffer_16_bit(const float (&d)[NUM_ACCUMULATORS], int first, uint32_t buffer) {
+// COLUMNS columns from accumulator `first` on, as 16-bit values.
+template <class Out, int COLUMNS, int NUM_ACCUMULATORS>
+__device__ __forceinline__ void fill_buffer_16_bit(const float (&d)[NUM_ACCUMULATORS], int first,
+                                                   uint32_t buffer) {
   const int lane = threadIdx.x % 32;
   const int matrix = lane / 8;
   const int row = lane % 8 + matrix % 2 * 8;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < COLUMNS / 16; ++i) {
     const int j = first + 8 * i;
-    ptx::stmatrix_x4(swizzled_chunk(buffer, row, 2 * i + matrix / 2), pack_pair<Out>(d[j], d[j + 1]),
-                     pack_pair<Out>(d[j + 2], d[j + 3]), pack_pair<Out>(d[j + 4], d[j + 5]),
-                     pack_pair<Out>(d[j + 6], d[j + 7]));
+    ptx::stmatrix_x4(swizzled_chunk<COLUMNS * 2>(buffer, row, 2 * i + matrix / 2),
+                     pack_pair<Out>(d[j], d[j + 1]), pack_pair<Out>(d[j + 2], d[j + 3]),
+                     pack_pair<Out>(d[j + 4], d[j + 5]), pack_pair<Out>(d[j + 6], d[j + 7]));
   }
 }
 
 // 32 columns from accumulator `first` on, as fp32.
 template <int NUM_ACCUMULATORS>
-__device__ __forceinline__ void fill_buffer_fp32(const float (&d)[NUM_ACCUMULATORS], int first, uint32_t buffer) {
+__device__ __forceinline__ void fill_buffer_fp32(const float (&d)[NUM_ACCUMULATORS], int first,
+                                                 uint32_t buffer) {
   const int lane = threadIdx.x % 32;
   const int row = lane / 4;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int j = first + 4 * i;
     const int chunk = 2 * i + lane % 4 / 2;
-    ptx::st_shared_v2(swizzled_chunk(buffer, row, chunk) + lane % 2 * 8, d[j], d[j + 1]);
-    ptx::st_shared_v2(swizzled_chunk(buffer, row + 8, chunk) + lane % 2 * 8, d[j + 2], d[j + 3]);
+    ptx::st_shared_v2(swizzled_chunk<128>(buffer, row, chunk) + lane % 2 * 8, d[j], d[j + 1]);
+    ptx::st_shared_v2(swizzled_chunk<128>(buffer, row + 8, chunk) + lane % 2 * 8, d[j + 2], d[j + 3]);
   }
 }
 
-// `m`, `n`: the warp's first row and column. The stores are in flight on return; `drain_stores` waits for them.
+// `m`, `n`: the warp's first row and column.
 template <class Out, int NUM_ACCUMULATORS>
-__device__ __forceinline__ void store_tma(const float (&accumulators)[NUM_ACCUMULATORS],
-                                          const EpilogueParams& params, const CUtensorMap* map_c,
-                                          EpilogueBuffers& buffers, int m, int n) {
-  constexpr int COLUMNS = EPILOGUE_ROW_BYTES / sizeof(Out);
+__device__ __forceinline__ void store_rows(float (&accumulators)[NUM_ACCUMULATORS],
+                                           const EpilogueParams& params, EpilogueBuffers& buffers, int m,
+                                           int n) {
+  constexpr int BLOCK_N = 2 * NUM_ACCUMULATORS;
+  constexpr int COLUMNS = sizeof(Out) == 4 || BLOCK_N % 64 != 0 ? 32 : 64;
+  constexpr int ROW_BYTES = COLUMNS * sizeof(Out);
+  constexpr int LANES_PER_ROW = ROW_BYTES / 16;
+  constexpr int ELEMENTS_PER_CHUNK = 16 / sizeof(Out);
+  constexpr int ROWS_PER_PASS = 32 / LANES_PER_ROW;
   const int lane = threadIdx.x % 32;
+  if (params.accumulate) add_c<Out>(accumulators, params, m + lane / 4, n + lane % 4 * 2);
+  const int first_row = lane / LANES_PER_ROW;
+  const int chunk = lane % LANES_PER_ROW;
+  const int num_rows = params.m - m - first_row;  // from the lane's first row on
+  const bool is_whole = params.rows_aligned && n + BLOCK_N <= params.n;
+  Out* destination =
+      static_cast<Out*>(params.c) + (m + first_row) * params.ldc + n + chunk * ELEMENTS_PER_CHUNK;
 #pragma unroll
-  for (int i = 0; i < NUM_ACCUMULATORS * 2 / COLUMNS; ++i) {
-    if (n + i * COLUMNS >= params.n_tma) break;
-    uint8_t* buffer = buffers.rows[i % 2];
-    // The tile before may have ended on either buffer.
-    if (lane == 0) {
-      if (i == 0) {
-        ptx::cp_async_bulk_wait_group_read<0>();
-      } else {
-        ptx::cp_async_bulk_wait_group_read<1>();
+  for (int i = 0; i < BLOCK_N / COLUMNS; ++i) {
+    // With two buffers, the barrier of one pass keeps the next but one from overwriting what is still being
+    // read.
+    const uint32_t buffer = ptx::smem_address(buffers.rows[i % 2]);
+    if constexpr (sizeof(Out) == 2) {
+      fill_buffer_16_bit<Out, COLUMNS>(accumulators, i * COLUMNS / 2, buffer);
+    } else {
+      fill_buffer_fp32(accumulators, i * COLUMNS / 2, buffer);
+    }
+    __syncwarp();
+    if (is_whole) {
+#pragma unroll
+      for (int row = 0; row < 16; row += ROWS_PER_PASS) {
+        const uint4 value = ptx::ld_shared_v4(swizzled_chunk<ROW_BYTES>(buffer, first_row + row, chunk));
+        Out* at = destination + row * params.ldc + i * COLUMNS;
+        if (row < num_rows) *reinterpret_cast<uint4*>(at) = value;
+      }
+      continue;
+    }
+    // Rolled up: a CTA runs its epilogue a few times, and straight code costs more to fetch than it saves.
+    const int num_columns = params.n - n - i * COLUMNS - chunk * ELEMENTS_PER_CHUNK;
+#pragma unroll 1
+    for (int row = 0; row < 16 && row < num_rows; row += ROWS_PER_PASS) {
+      const uint32_t offset = swizzled_chunk<ROW_BYTES>(0, first_row + row, chunk);
+      const Out* source = reinterpret_cast<const Out*>(buffers.rows[i % 2] + offset);
+      Out* at = destination + row * params.ldc + i * COLUMNS;
+#pragma unroll 1
+      for (int element = 0; element < ELEMENTS_PER_CHUNK && element < num_columns; ++element) {
+        at[element] = source[element];
       }
     }
     __syncwarp();
-    if constexpr (sizeof(Out) == 2) {
-      fill_buffer_16_bit<Out>(accumulators, i * COLUMNS / 2, ptx::smem_address(buffer));
-    } else {
-      fill_buffer_fp32(accumulators, i * COLUMNS / 2, ptx::smem_address(buffer));
-    }
-    ptx::fence_proxy_async_shared_cta();
-    __syncwarp();
-    if (lane == 0) {
-      ptx::cp_async_bulk_tensor_2d_global_shared(map_c, buffer, n + i * COLUMNS, m);
-      ptx::cp_async_bulk_commit_group();
-    }
   }
-}
-
-template <class Out, int NUM_ACCUMULATORS>
-__device__ __forceinline__ void store_rows(float (&accumulators)[NUM_ACCUMULATORS], const EpilogueParams& params,
-                                           const CUtensorMap* map_c, EpilogueBuffers& buffers, int m, int n) {
-  const int lane = threadIdx.x % 32;
-  if (params.accumulate) add_c<Out>(accumulators, params, m + lane / 4, n + lane % 4 * 2);
-  store_tma<Out>(accumulators, params, map_c, buffers, m, n);
-  if (params.n_tma < params.n && n + 2 * NUM_ACCUMULATORS > params.n_tma) {
-    store_predicated<Out>(accumulators, params, m + lane / 4, n + lane % 4 * 2);
-  }
+  __syncwarp();
 }
 
 // One warp's 16 rows of a tile, the first at (m, n) of the output.
 template <int NUM_ACCUMULATORS>
 __device__ __forceinline__ void store_tile_rows(float (&accumulators)[NUM_ACCUMULATORS],
-                                                const EpilogueParams& params, const CUtensorMap* map_c,
-                                                EpilogueBuffers& buffers, int m, int n) {
-  const int lane = threadIdx.x % 32;
+                                                const EpilogueParams& params, EpilogueBuffers& buffers, int m,
+                                                int n) {
   if (m >= params.m) return;
-  if (params.bias != nullptr) add_bias(accumulators, params, n + lane % 4 * 2);
+  if (params.bias != nullptr) add_bias(accumulators, params, n + threadIdx.x % 4 * 2);
   if (params.out_type == GemmType::bf16) {
-    store_rows<__nv_bfloat16>(accumulators, params, map_c, buffers, m, n);
+    store_rows<__nv_bfloat16>(accumulators, params, buffers, m, n);
   } else if (params.out_type == GemmType::fp16) {
-    store_rows<__half>(accumulators, params, map_c, buffers, m, n);
+    store_rows<__half>(accumulators, params, buffers, m, n);
   } else {
-    store_rows<float>(accumulators, params, map_c, buffers, m, n);
+    store_rows<float>(accumulators, params, buffers, m, n);
   }
-}
-
-// By every warp that stored, before its CTA ends.
-__device__ __forceinline__ void drain_stores() {
-  if (threadIdx.x % 32 == 0) ptx::cp_async_bulk_wait_group<0>();
 }
 
 }  // namespace mk

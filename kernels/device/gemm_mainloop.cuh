@@ -14,25 +14,36 @@
 
 namespace mk {
 
-// A tile of BLOCK_M x BLOCK_N is multiplied by BLOCK_M / 64 warpgroups of 64 rows each, and loaded by one thread
-// of a further warpgroup. A is [M, K] row-major, or [K, M] if A_TRANSPOSED; B is [K, N], or [N, K] if
-// B_TRANSPOSED. wgmma takes either order from shared memory, so no operand is ever transposed by hand.
-template <int BLOCK_M_, int BLOCK_N_, class Element_, bool A_TRANSPOSED_, bool B_TRANSPOSED_>
+// How two consumer warpgroups share the work. Cooperative: each has 64 of a tile's 128 rows, and both idle the
+// tensor cores in their epilogue. Ping-pong: each has a whole tile, and one multiplies while the other is in
+// its epilogue; the ring of stages hands them their tiles in turn.
+template <int BLOCK_M_, int BLOCK_N_, bool PING_PONG_, class Element_, bool A_TRANSPOSED_, bool B_TRANSPOSED_>
 struct GemmConfig {
   using Element = Element_;
   static constexpr int BLOCK_M = BLOCK_M_;
   static constexpr int BLOCK_N = BLOCK_N_;
   static constexpr int BLOCK_K = 64;  // 128 bytes: the widest swizzle
+  static constexpr bool PING_PONG = PING_PONG_;
+  // A is [M, K] row-major, or [K, M]; B is [K, N], or [N, K]. wgmma takes either order from shared memory, so
+  // no operand is ever transposed by hand.
   static constexpr bool A_TRANSPOSED = A_TRANSPOSED_;
   static constexpr bool B_TRANSPOSED = B_TRANSPOSED_;
-  static constexpr int NUM_CONSUMER_WARPGROUPS = BLOCK_M / 64;
+  static constexpr int NUM_CONSUMER_WARPGROUPS = PING_PONG ? 2 : BLOCK_M / 64;
+  static constexpr int WARPGROUP_ROWS = PING_PONG ? BLOCK_M : 64;
+  static constexpr int NUM_ROW_BLOCKS = WARPGROUP_ROWS / 64;  // wgmmas of 64 rows for one k of 16
   static constexpr int NUM_CONSUMER_WARPS = NUM_CONSUMER_WARPGROUPS * 4;
+  static constexpr int NUM_WARPS_PER_STAGE =
+      PING_PONG ? 4 : NUM_CONSUMER_WARPS;  // that read, and free, a stage
   static constexpr int NUM_THREADS = 128 * (NUM_CONSUMER_WARPGROUPS + 1);
   static constexpr int A_STAGE_BYTES = BLOCK_M * BLOCK_K * 2;
-  static constexpr int B_STAGE_BYTES = BLOCK_N * BLOCK_K * 2;
+  // Where N is contiguous, swizzled blocks are 64 columns wide, so that 160 and 224 load up to 32 columns too
+  // many.
+  static constexpr int B_STAGE_BYTES = (B_TRANSPOSED ? BLOCK_N : (BLOCK_N + 63) / 64 * 64) * BLOCK_K * 2;
   static constexpr int STAGE_BYTES = A_STAGE_BYTES + B_STAGE_BYTES;
   // 192 KB of stages leave 32 KB of 227 for the epilogue.
   static constexpr int NUM_STAGES = 196608 / STAGE_BYTES;
+  // A consumer thread's part of its warpgroup's rows.
+  using Accumulators = float[NUM_ROW_BLOCKS][BLOCK_N / 2];
 };
 
 template <class Config>
@@ -59,6 +70,11 @@ struct StageCursor {
       phase ^= 1;
     }
   }
+  __device__ __forceinline__ void advance(int num_steps) {
+    const int next = stage + num_steps;
+    phase ^= next / NUM_STAGES & 1;
+    stage = next % NUM_STAGES;
+  }
 };
 
 __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, uint32_t phase) {
@@ -72,10 +88,20 @@ __device__ void mainloop_init(MainloopStorage<Config>& smem, const ClusterPositi
   for (int stage = 0; stage < Config::NUM_STAGES; ++stage) {
     ptx::mbarrier_init(&smem.stage_full[stage], 1);
     // A stage is written by every CTA of the cluster, so every CTA's consumers free it everywhere.
-    ptx::mbarrier_init(&smem.stage_empty[stage], Config::NUM_CONSUMER_WARPS * cluster.num_ctas);
+    ptx::mbarrier_init(&smem.stage_empty[stage], Config::NUM_WARPS_PER_STAGE * cluster.num_ctas);
   }
   ptx::fence_mbarrier_init_release_cluster();
 }
+
+// `stage_bytes` is what the boxes of the two maps put into a stage. A map of A may have boxes of fewer than
+// BLOCK_M rows where m is smaller: TMA takes about 6 cycles for each row of zeros outside the map, 2 for one
+// inside, which at m = 16 made a stage last three times as long. The rows left unwritten only reach
+// accumulators that are not stored.
+struct LoadParams {
+  CUtensorMap map_a;
+  CUtensorMap map_b;
+  uint32_t stage_bytes;
+};
 
 // The hook of a product whose A is there before the launch.
 struct AIsReady {
@@ -112,7 +138,7 @@ __device__ __forceinline__ void load_b_stage(MainloopStorage<Config>& smem, int 
     }
   } else {
 #pragma unroll
-    for (int i = 0; i < Config::BLOCK_N / 64; ++i) {
+    for (int i = 0; i < (Config::BLOCK_N + 63) / 64; ++i) {
       if (cluster.num_ctas == 1) {
         ptx::cp_async_bulk_tensor_2d_shared_global(smem.b[stage] + i * 64 * 128, map_b, full, n + i * 64, k);
       } else if (i % cluster.num_ctas == cluster.cta_rank) {
@@ -127,18 +153,18 @@ __device__ __forceinline__ void load_b_stage(MainloopStorage<Config>& smem, int 
 // step may be loaded (it ends with a fence.proxy.async if it polled a flag). B is asked for first:
 // it never waits.
 template <class Config, class WaitForA>
-__device__ __forceinline__ void load_tile(MainloopStorage<Config>& smem, StageCursor<Config::NUM_STAGES>& cursor,
-                                          const CUtensorMap* map_a, const CUtensorMap* map_b, int m_tile,
-                                          const TileWork& work, const ClusterPosition& cluster,
+__device__ __forceinline__ void load_tile(MainloopStorage<Config>& smem,
+                                          StageCursor<Config::NUM_STAGES>& cursor, const LoadParams& params,
+                                          int m_tile, const TileWork& work, const ClusterPosition& cluster,
                                           WaitForA&& wait_for_a) {
   const int m = m_tile * Config::BLOCK_M;
   const int n = work.n_tile * Config::BLOCK_N;
   for (int k_step = work.k_begin; k_step < work.k_end; ++k_step) {
     mbarrier_wait(&smem.stage_empty[cursor.stage], cursor.phase ^ 1);
-    ptx::mbarrier_arrive_expect_tx(&smem.stage_full[cursor.stage], Config::STAGE_BYTES);
-    load_b_stage<Config>(smem, cursor.stage, map_b, n, k_step * Config::BLOCK_K, cluster);
+    ptx::mbarrier_arrive_expect_tx(&smem.stage_full[cursor.stage], params.stage_bytes);
+    load_b_stage<Config>(smem, cursor.stage, &params.map_b, n, k_step * Config::BLOCK_K, cluster);
     wait_for_a(work, k_step);
-    load_a_stage<Config>(smem, cursor.stage, map_a, m, k_step * Config::BLOCK_K);
+    load_a_stage<Config>(smem, cursor.stage, &params.map_a, m, k_step * Config::BLOCK_K);
     cursor.advance();
   }
 }
@@ -154,59 +180,82 @@ __device__ __forceinline__ void release_stage(MainloopStorage<Config>& smem, int
   }
 }
 
-template <class Config, bool IS_FIRST_STAGE>
-__device__ __forceinline__ void multiply_stage(float (&accumulators)[Config::BLOCK_N / 2], uint64_t descriptor_a,
-                                               uint64_t descriptor_b) {
+// In a stage, 64 rows of A, and 64 columns of B where N is contiguous, are blocks of this size.
+constexpr uint32_t BLOCK_64_BYTES = 64 * 128;
+
+// The products of the stage's k of 16 from FIRST_K16 to LAST_K16.
+template <class Config, int FIRST_K16, int LAST_K16, bool OVERWRITES>
+__device__ __forceinline__ void multiply_stage(typename Config::Accumulators& accumulators,
+                                               uint64_t descriptor_a, uint64_t descriptor_b) {
   // From one k of 16 to the next: 32 bytes along a swizzled row, or 16 rows of 128 bytes.
   constexpr uint64_t A_K16_ADVANCE = (Config::A_TRANSPOSED ? 16 * 128 : 32) >> 4;
   constexpr uint64_t B_K16_ADVANCE = (Config::B_TRANSPOSED ? 32 : 16 * 128) >> 4;
-  ptx::wgmma_fence();
 #pragma unroll
-  for (int k16 = 0; k16 < Config::BLOCK_K / 16; ++k16) {
-    ptx::wgmma_mma_async_k16<typename Config::Element, Config::A_TRANSPOSED ? 1 : 0, Config::B_TRANSPOSED ? 0 : 1>(
-        accumulators, descriptor_a + k16 * A_K16_ADVANCE, descriptor_b + k16 * B_K16_ADVANCE,
-        k16 > 0 || !IS_FIRST_STAGE);
+  for (int k16 = FIRST_K16; k16 <= LAST_K16; ++k16) {
+#pragma unroll
+    for (int block = 0; block < Config::NUM_ROW_BLOCKS; ++block) {
+      ptx::wgmma_mma_async_k16<typename Config::Element, Config::A_TRANSPOSED ? 1 : 0,
+                               Config::B_TRANSPOSED ? 0 : 1>(
+          accumulators[block], descriptor_a + block * (BLOCK_64_BYTES >> 4) + k16 * A_K16_ADVANCE,
+          descriptor_b + k16 * B_K16_ADVANCE, k16 > 0 || !OVERWRITES);
+    }
   }
   ptx::wgmma_commit_group();
 }
 
-// Consumer, one warpgroup: its 64 rows of the tile into `accumulators` (zero without any k-step).
-// One stage's products stay in flight while the next stage's are issued, and a stage is freed a step later.
-template <class Config>
-__device__ __forceinline__ void multiply_tile(float (&accumulators)[Config::BLOCK_N / 2],
+// Consumer, one warpgroup: its rows of the tile, from the `first_block`-th 64 on, into `accumulators` (zero
+// without any k-step). `on_last_issued` is called when its last stage has arrived and the last wgmma is under
+// way.
+//
+// The tensor cores take a warpgroup's wgmmas little ahead of executing them, so what lies between the last
+// wgmma of a stage and the first of the next must be short. Hence the stage before is freed after the first k
+// of 16 of this one, and the next stage's barrier is looked at before the last.
+template <class Config, class OnLastIssued>
+__device__ __forceinline__ void multiply_tile(typename Config::Accumulators& accumulators,
                                               MainloopStorage<Config>& smem,
                                               StageCursor<Config::NUM_STAGES>& cursor, int num_k_steps,
-                                              int warpgroup, const ClusterPosition& cluster) {
-  // 64 rows of A and, where B's rows are N, 64 columns of B are blocks of 8,192 bytes.
-  constexpr uint32_t BLOCK_64_BYTES = 64 * 128;
+                                              int first_block, const ClusterPosition& cluster,
+                                              OnLastIssued&& on_last_issued) {
   const uint64_t base_a = ptx::wgmma_descriptor_swizzle_128b(
-      ptx::smem_address(smem.a[0]) + warpgroup * BLOCK_64_BYTES, BLOCK_64_BYTES, 1024);
+      ptx::smem_address(smem.a[0]) + first_block * BLOCK_64_BYTES, BLOCK_64_BYTES, 1024);
   const uint64_t base_b =
       ptx::wgmma_descriptor_swizzle_128b(ptx::smem_address(smem.b[0]), BLOCK_64_BYTES, 1024);
-  const auto multiply = [&]<bool IS_FIRST_STAGE>() {
-    mbarrier_wait(&smem.stage_full[cursor.stage], cursor.phase);
-    multiply_stage<Config, IS_FIRST_STAGE>(accumulators, base_a + cursor.stage * (Config::A_STAGE_BYTES >> 4),
-                                           base_b + cursor.stage * (Config::B_STAGE_BYTES >> 4));
-  };
-  if (num_k_steps > 0) {
-    // The first stage stands apart: it overwrites the accumulators, and a run-time switch for that inside the
-    // loop makes the compiler serialise the wgmmas.
-    multiply.template operator()<true>();
-    int previous_stage = cursor.stage;
-    cursor.advance();
-    for (int i = 1; i < num_k_steps; ++i) {
-      multiply.template operator()<false>();
-      ptx::wgmma_wait_group<1>();
-      release_stage<Config>(smem, previous_stage, cluster);
-      previous_stage = cursor.stage;
-      cursor.advance();
-    }
-    ptx::wgmma_wait_group<0>();
-    release_stage<Config>(smem, previous_stage, cluster);
-  } else {
+  const auto a_of = [&](int stage) { return base_a + stage * (Config::A_STAGE_BYTES >> 4); };
+  const auto b_of = [&](int stage) { return base_b + stage * (Config::B_STAGE_BYTES >> 4); };
+  if (num_k_steps == 0) {
+    on_last_issued();
 #pragma unroll
-    for (int i = 0; i < Config::BLOCK_N / 2; ++i) accumulators[i] = 0.0f;
+    for (int i = 0; i < Config::NUM_ROW_BLOCKS * Config::BLOCK_N / 2; ++i) {
+      accumulators[i / (Config::BLOCK_N / 2)][i % (Config::BLOCK_N / 2)] = 0.0f;
+    }
+    return;
   }
+  // The first stage stands apart: it overwrites the accumulators, and a run-time switch for that inside the
+  // loop makes the compiler serialise the wgmmas.
+  mbarrier_wait(&smem.stage_full[cursor.stage], cursor.phase);
+  ptx::wgmma_fence();
+  multiply_stage<Config, 0, 3, true>(accumulators, a_of(cursor.stage), b_of(cursor.stage));
+  int previous_stage = cursor.stage;
+  cursor.advance();
+  bool is_full =
+      num_k_steps > 1 && ptx::mbarrier_test_wait_parity(&smem.stage_full[cursor.stage], cursor.phase);
+  for (int i = 1; i < num_k_steps; ++i) {
+    const int stage = cursor.stage;
+    if (!is_full) mbarrier_wait(&smem.stage_full[stage], cursor.phase);
+    ptx::wgmma_fence();
+    multiply_stage<Config, 0, 0, false>(accumulators, a_of(stage), b_of(stage));
+    ptx::wgmma_wait_group<1>();
+    release_stage<Config>(smem, previous_stage, cluster);
+    previous_stage = stage;
+    cursor.advance();
+    multiply_stage<Config, 1, 2, false>(accumulators, a_of(stage), b_of(stage));
+    if (i + 1 < num_k_steps)
+      is_full = ptx::mbarrier_test_wait_parity(&smem.stage_full[cursor.stage], cursor.phase);
+    multiply_stage<Config, 3, 3, false>(accumulators, a_of(stage), b_of(stage));
+  }
+  on_last_issued();
+  ptx::wgmma_wait_group<0>();
+  release_stage<Config>(smem, previous_stage, cluster);
 }
 
 }  // namespace mk

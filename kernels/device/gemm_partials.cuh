@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Partial sums of tiles whose inner dimension is cut among workers: written and read register by register, summed
-// in the order of k, so that the bits do not depend on timing.
+// Partial sums of tiles whose inner dimension is cut among workers: written and read register by register,
+// summed in the order of k, so that the bits do not depend on timing.
 #pragma once
 
 #include <cstdint>
@@ -11,19 +11,19 @@
 
 namespace mk {
 
-// Barrier 0 is the CTA's; each consumer warpgroup has one of its own.
-__device__ __forceinline__ void warpgroup_sync(int warpgroup) { ptx::barrier_sync(1 + warpgroup, 128); }
+// Barrier 0 is the CTA's; each warpgroup has one of its own.
+__device__ __forceinline__ void warpgroup_sync() { ptx::barrier_sync(1 + threadIdx.x / 128, 128); }
 
 // Register quadruple i of thread t lies at i * 128 + t: coalesced, and read back by the same thread index.
 // Warps without a valid row (`has_rows` false) move nothing.
 template <int NUM_ACCUMULATORS>
 __device__ __forceinline__ void partials_store(const float (&accumulators)[NUM_ACCUMULATORS],
                                                const PartialsLayout& layout, void* workspace, int cta,
-                                               int warpgroup, bool has_rows) {
+                                               int block, bool has_rows) {
   const int thread = threadIdx.x % 128;
   if (has_rows) {
     float4* destination =
-        reinterpret_cast<float4*>(layout.tile(workspace, cta) + warpgroup * NUM_ACCUMULATORS * 128) + thread;
+        reinterpret_cast<float4*>(layout.tile(workspace, cta) + block * NUM_ACCUMULATORS * 128) + thread;
 #pragma unroll
     for (int i = 0; i < NUM_ACCUMULATORS / 4; ++i) {
       ptx::st_global_cg_v4(destination + i * 128,
@@ -32,32 +32,53 @@ __device__ __forceinline__ void partials_store(const float (&accumulators)[NUM_A
     }
   }
   // The barrier orders the other threads' stores before thread 0's release, which is cumulative.
-  warpgroup_sync(warpgroup);
-  if (thread == 0) ptx::st_release_gpu(layout.flag(workspace, cta, warpgroup), 1);
+  warpgroup_sync();
+  if (thread == 0) ptx::st_release_gpu(layout.flag(workspace, cta, block), 1);
 }
 
+// Adds the partial tiles of `num_peers` CTAs, from `first_cta` on, `cta_stride` apart, in that order. All flags
+// are polled at once and several partials are read at a time: one round trip to L2 each (about 1 us) was most
+// of the cost of cutting small products.
 template <int NUM_ACCUMULATORS>
 __device__ __forceinline__ void partials_add(float (&accumulators)[NUM_ACCUMULATORS],
-                                             const PartialsLayout& layout, void* workspace, int cta,
-                                             int warpgroup, bool has_rows) {
+                                             const PartialsLayout& layout, void* workspace, int first_cta,
+                                             int cta_stride, int num_peers, int block, bool has_rows) {
   const int thread = threadIdx.x % 128;
-  if (thread == 0) {
-    uint32_t* flag = layout.flag(workspace, cta, warpgroup);
+  for (int peer = thread; peer < num_peers; peer += 128) {
+    uint32_t* flag = layout.flag(workspace, first_cta + peer * cta_stride, block);
     while (ptx::ld_acquire_gpu(flag) == 0) {
     }
     ptx::st_relaxed_gpu(flag, 0);
   }
-  warpgroup_sync(warpgroup);
+  warpgroup_sync();
   if (!has_rows) return;
-  const float4* source =
-      reinterpret_cast<const float4*>(layout.tile(workspace, cta) + warpgroup * NUM_ACCUMULATORS * 128) + thread;
+  // As many as there are registers to receive them.
+  constexpr int GROUP = NUM_ACCUMULATORS <= 64 ? 4 : 1;
+  for (int group = 0; group < num_peers; group += GROUP) {
+    const float4* source[GROUP];
 #pragma unroll
-  for (int i = 0; i < NUM_ACCUMULATORS / 4; ++i) {
-    const float4 partial = ptx::ld_global_cg_v4(source + i * 128);
-    accumulators[4 * i] += partial.x;
-    accumulators[4 * i + 1] += partial.y;
-    accumulators[4 * i + 2] += partial.z;
-    accumulators[4 * i + 3] += partial.w;
+    for (int p = 0; p < GROUP; ++p) {
+      const int cta = first_cta + (group + p) * cta_stride;
+      source[p] =
+          reinterpret_cast<const float4*>(layout.tile(workspace, cta) + block * NUM_ACCUMULATORS * 128) +
+          thread;
+    }
+#pragma unroll
+    for (int i = 0; i < NUM_ACCUMULATORS / 4; ++i) {
+      float4 partial[GROUP];
+#pragma unroll
+      for (int p = 0; p < GROUP; ++p) {
+        partial[p] = make_float4(0, 0, 0, 0);
+        if (group + p < num_peers) partial[p] = ptx::ld_global_cg_v4(source[p] + i * 128);
+      }
+#pragma unroll
+      for (int p = 0; p < GROUP; ++p) {
+        accumulators[4 * i] += partial[p].x;
+        accumulators[4 * i + 1] += partial[p].y;
+        accumulators[4 * i + 2] += partial[p].z;
+        accumulators[4 * i + 3] += partial[p].w;
+      }
+    }
   }
 }
 

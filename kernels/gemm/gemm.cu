@@ -28,24 +28,24 @@ const GemmKernelEntry* find_kernel(const GemmShape& shape, const GemmPlan& plan)
   if (shape.in_type == GemmType::fp32 || (shape.a_transposed && shape.b_transposed)) return nullptr;
   const GemmLayout layout = shape.a_transposed ? GEMM_A_TRANSPOSED_KN : shape.b_transposed ? GEMM_NK : GEMM_KN;
   for (int tile = 0; tile < NUM_GEMM_TILES; ++tile) {
-    if (GEMM_TILES[tile].block_m == plan.block_m && GEMM_TILES[tile].block_n == plan.block_n) {
+    if (GEMM_TILES[tile].block_m == plan.block_m && GEMM_TILES[tile].block_n == plan.block_n &&
+        GEMM_TILES[tile].ping_pong == plan.ping_pong) {
       return &kernels_of(shape.in_type).entries[tile][layout];
     }
   }
   return nullptr;
 }
 
-// A row-major matrix as TMA sees it: `columns` contiguous, boxes of box_rows x box_columns, 128 bytes wide.
+// A row-major 16-bit matrix as TMA sees it: `columns` contiguous, boxes of box_rows x box_columns, 128 bytes
+// wide.
 bool encode_map(CUtensorMap* map, GemmType type, const void* base, int64_t rows, int64_t columns, int64_t ld,
                 int box_rows, int box_columns) {
-  const int element_bytes = type == GemmType::fp32 ? 4 : 2;
-  const CUtensorMapDataType data_type = type == GemmType::bf16   ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                        : type == GemmType::fp16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                                                 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+  const CUtensorMapDataType data_type =
+      type == GemmType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
   // Without a k-step nothing is loaded, but a dimension of a map may not be 0.
   const cuuint64_t dimensions[2] = {static_cast<cuuint64_t>(std::max<int64_t>(columns, 1)),
                                     static_cast<cuuint64_t>(std::max<int64_t>(rows, 1))};
-  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(ld) * element_bytes};
+  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(ld) * 2};
   const cuuint32_t box[2] = {static_cast<cuuint32_t>(box_columns), static_cast<cuuint32_t>(box_rows)};
   const cuuint32_t element_strides[2] = {1, 1};
   return encode_tiled.load(std::memory_order_acquire)(
@@ -70,30 +70,30 @@ bool arguments_are_valid(const GemmArguments& arguments, const GemmPlan& plan) {
   return plan.workspace_bytes == 0 || (arguments.workspace != nullptr && is_aligned_16(arguments.workspace));
 }
 
-bool fill_params(const GemmArguments& arguments, const GemmPlan& plan, GemmParams* params) {
+bool fill_params(const GemmArguments& arguments, const GemmPlan& plan, const GemmKernelEntry& kernel,
+                 GemmParams* params) {
   const GemmShape& shape = arguments.shape;
   // Any valid address will do for an operand that has no elements.
   const void* a = shape.k > 0 ? arguments.a : arguments.workspace;
   const void* b = shape.k > 0 ? arguments.b : arguments.workspace;
   const int64_t lda = std::max<int64_t>(arguments.lda, 8);
   const int64_t ldb = std::max<int64_t>(arguments.ldb, 8);
-  const bool a_encoded = shape.a_transposed
-                             ? encode_map(&params->map_a, shape.in_type, a, shape.k, shape.m, lda, GEMM_BLOCK_K, 64)
-                             : encode_map(&params->map_a, shape.in_type, a, shape.m, shape.k, lda, plan.block_m,
-                                          GEMM_BLOCK_K);
-  const bool b_encoded = shape.b_transposed
-                             ? encode_map(&params->map_b, shape.in_type, b, shape.n, shape.k, ldb,
-                                          plan.block_n / plan.num_cluster_ctas, GEMM_BLOCK_K)
-                             : encode_map(&params->map_b, shape.in_type, b, shape.k, shape.n, ldb, GEMM_BLOCK_K, 64);
+  const int a_box_rows = static_cast<int>(std::min<int64_t>(plan.block_m, (shape.m + 7) / 8 * 8));
+  const bool a_encoded =
+      shape.a_transposed
+          ? encode_map(&params->load.map_a, shape.in_type, a, shape.k, shape.m, lda, GEMM_BLOCK_K, 64)
+          : encode_map(&params->load.map_a, shape.in_type, a, shape.m, shape.k, lda, a_box_rows, GEMM_BLOCK_K);
+  params->load.stage_bytes =
+      kernel.stage_bytes - (shape.a_transposed ? 0 : (plan.block_m - a_box_rows) * GEMM_BLOCK_K * 2);
+  const bool b_encoded =
+      shape.b_transposed
+          ? encode_map(&params->load.map_b, shape.in_type, b, shape.n, shape.k, ldb,
+                       plan.block_n / plan.num_cluster_ctas, GEMM_BLOCK_K)
+          : encode_map(&params->load.map_b, shape.in_type, b, shape.k, shape.n, ldb, GEMM_BLOCK_K, 64);
   if (!a_encoded || !b_encoded) return false;
 
   const int out_bytes = shape.out_type == GemmType::fp32 ? 4 : 2;
   const bool rows_aligned = is_aligned_16(arguments.c) && arguments.ldc * out_bytes % 16 == 0;
-  const int64_t n_tma = rows_aligned ? shape.n / (16 / out_bytes) * (16 / out_bytes) : 0;
-  if (n_tma > 0 && !encode_map(&params->map_c, shape.out_type, arguments.c, shape.m, n_tma, arguments.ldc,
-                               EPILOGUE_ROWS, EPILOGUE_ROW_BYTES / out_bytes)) {
-    return false;
-  }
   const int cluster_m = plan.block_m * plan.num_cluster_ctas;
   params->schedule = {static_cast<int>((shape.m + cluster_m - 1) / cluster_m),
                       static_cast<int>((shape.n + plan.block_n - 1) / plan.block_n),
@@ -109,8 +109,7 @@ bool fill_params(const GemmArguments& arguments, const GemmPlan& plan, GemmParam
                       shape.out_type,
                       arguments.bias_type,
                       arguments.accumulate,
-                      rows_aligned,
-                      static_cast<int>(n_tma)};
+                      rows_aligned};
   params->num_cluster_ctas = plan.num_cluster_ctas;
   params->workspace = arguments.workspace;
   return true;
@@ -121,8 +120,8 @@ bool fill_params(const GemmArguments& arguments, const GemmPlan& plan, GemmParam
 cudaError_t gemm_prepare() {
   void* entry = nullptr;
   cudaDriverEntryPointQueryResult found;
-  cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault,
-                                                       &found);
+  cudaError_t error =
+      cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found);
   if (error != cudaSuccess) return error;
   if (found != cudaDriverEntryPointSuccess) return cudaErrorNotSupported;
   for (const GemmType type : {GemmType::bf16, GemmType::fp16}) {
@@ -145,7 +144,7 @@ cudaError_t gemm_launch(const GemmArguments& arguments, const GemmPlan& plan, cu
   const GemmKernelEntry* kernel = find_kernel(arguments.shape, plan);
   if (kernel == nullptr || !arguments_are_valid(arguments, plan)) return cudaErrorInvalidValue;
   GemmParams params{};
-  if (!fill_params(arguments, plan, &params)) return cudaErrorInvalidValue;
+  if (!fill_params(arguments, plan, *kernel, &params)) return cudaErrorInvalidValue;
 
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeClusterDimension;

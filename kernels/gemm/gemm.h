@@ -11,8 +11,9 @@
 
 namespace mk {
 
-// Row-major throughout, leading dimensions in elements. a, b: 16-byte aligned, lda and ldb multiples of 8. c: any
-// alignment of its element; 16-byte aligned rows are stored by TMA, others more slowly.
+// Row-major throughout, leading dimensions in elements. a, b: 16-byte aligned, lda and ldb multiples of 8. c:
+// any alignment of its element; rows that are not 16-byte aligned are stored element by element, which is
+// slower.
 struct GemmArguments {
   GemmShape shape;
   const void* a = nullptr;
@@ -24,8 +25,8 @@ struct GemmArguments {
   bool accumulate = false;     // C += A B, the sum in fp32 and rounded once
   const void* bias = nullptr;  // [n], added to every row before the rounding; may be null
   GemmType bias_type = GemmType::fp32;
-  // plan.workspace_bytes, 16-byte aligned. Zeroed once by the caller; every launch leaves it ready for the next.
-  // Launches that may overlap need one each.
+  // plan.workspace_bytes, 16-byte aligned. Zeroed once by the caller; every launch leaves it ready for the
+  // next. Launches that may overlap need one each.
   void* workspace = nullptr;
 };
 

@@ -4,6 +4,8 @@
 
 #include <cuda.h>
 
+#include <utility>
+
 #include "kernels/device/gemm_epilogue.cuh"
 #include "kernels/device/gemm_mainloop.cuh"
 #include "kernels/device/gemm_partials.cuh"
@@ -14,9 +16,7 @@
 namespace mk {
 
 struct GemmParams {
-  CUtensorMap map_a;
-  CUtensorMap map_b;
-  CUtensorMap map_c;
+  LoadParams load;
   TileSchedule schedule;
   EpilogueParams epilogue;
   int num_cluster_ctas;
@@ -35,6 +35,7 @@ struct GemmKernelEntry {
   GemmKernel kernel;
   int num_threads;
   int smem_bytes;
+  int stage_bytes;
 };
 
 // What a layout is called in the tables: A and B as they come, B transposed, A transposed.
@@ -51,46 +52,93 @@ template <class Config>
 __device__ __forceinline__ void producer_role(GemmStorage<Config>& smem, const GemmParams& params,
                                               const ClusterPosition& cluster) {
   if (threadIdx.x % 128 != 0) return;
-  ptx::prefetch_tensormap(&params.map_a);
-  ptx::prefetch_tensormap(&params.map_b);
+  ptx::prefetch_tensormap(&params.load.map_a);
+  ptx::prefetch_tensormap(&params.load.map_b);
   TileCursor tiles(params.schedule, blockIdx.x / cluster.num_ctas);
   StageCursor<Config::NUM_STAGES> stages;
   TileWork work;
   while (tiles.next(&work)) {
-    load_tile<Config>(smem.mainloop, stages, &params.map_a, &params.map_b,
-                      work.m_tile * cluster.num_ctas + cluster.cta_rank, work, cluster, AIsReady());
+    load_tile<Config>(smem.mainloop, stages, params.load, work.m_tile * cluster.num_ctas + cluster.cta_rank,
+                      work, cluster, AIsReady());
   }
+}
+
+// What becomes of a piece's accumulators: a partial tile for its owner, or, with the peers' partial tiles, the
+// output. `block`: which 64 rows of the CTA's tile.
+template <class Config>
+__device__ __forceinline__ void finish_rows(GemmStorage<Config>& smem, const GemmParams& params,
+                                            const ClusterPosition& cluster, const TileWork& work, int block,
+                                            float (&accumulators)[Config::BLOCK_N / 2]) {
+  const int warp = threadIdx.x / 32;
+  const int m_tile = work.m_tile * cluster.num_ctas + cluster.cta_rank;
+  const int m = m_tile * Config::BLOCK_M + block * 64 + warp % 4 * 16;
+  const bool has_rows = m < params.epilogue.m;
+  const PartialsLayout partials(gridDim.x, Config::BLOCK_M, Config::BLOCK_N);
+  if (!work.is_owner) {
+    partials_store(accumulators, partials, params.workspace, blockIdx.x, block, has_rows);
+    return;
+  }
+  if (work.num_peers > 0) {
+    partials_add(accumulators, partials, params.workspace,
+                 work.first_peer * cluster.num_ctas + cluster.cta_rank, cluster.num_ctas, work.num_peers, block,
+                 has_rows);
+  }
+  store_tile_rows(accumulators, params.epilogue, smem.epilogue[warp], m, work.n_tile * Config::BLOCK_N);
+}
+
+// Named barriers: 0 is the CTA's, 1 to 3 the warpgroups' (warpgroup_sync), then the turns of ping-pong.
+// Warpgroups take turns because one may not look at its first stage's barrier before the other has seen its
+// last stage arrive: a barrier tells a phase from the next, but not from the next but one.
+constexpr int TURN_BARRIER = 4;
+
+// Ping-pong: leaves `work`, which is the other warpgroup's, and its stages, and moves on to the tile after it.
+template <class Config>
+__device__ __forceinline__ bool skip_tile(TileCursor& tiles, StageCursor<Config::NUM_STAGES>& stages,
+                                          TileWork* work) {
+  stages.advance(work->k_end - work->k_begin);
+  return tiles.next(work);
 }
 
 template <class Config>
 __device__ __forceinline__ void consumer_role(GemmStorage<Config>& smem, const GemmParams& params,
                                               const ClusterPosition& cluster, int warpgroup) {
-  const int warp = threadIdx.x / 32;
-  const PartialsLayout partials(gridDim.x, Config::BLOCK_M, Config::BLOCK_N);
   TileCursor tiles(params.schedule, blockIdx.x / cluster.num_ctas);
   StageCursor<Config::NUM_STAGES> stages;
-  float accumulators[Config::BLOCK_N / 2];
+  typename Config::Accumulators accumulators;
+  const int first_block = Config::PING_PONG ? 0 : warpgroup;
   TileWork work;
-  while (tiles.next(&work)) {
-    multiply_tile<Config>(accumulators, smem.mainloop, stages, work.k_end - work.k_begin, warpgroup, cluster);
-    const int m = (work.m_tile * cluster.num_ctas + cluster.cta_rank) * Config::BLOCK_M + warp * EPILOGUE_ROWS;
-    const bool has_rows = m < params.epilogue.m;
-    if (!work.is_owner) {
-      partials_store(accumulators, partials, params.workspace, blockIdx.x, warpgroup, has_rows);
-      continue;
+  bool has_work = tiles.next(&work);
+  if constexpr (Config::PING_PONG) {
+    if (warpgroup == 1) {
+      ptx::barrier_arrive(TURN_BARRIER, 256);
+      has_work = has_work && skip_tile<Config>(tiles, stages, &work);
     }
-    for (int peer = work.first_peer; peer < work.first_peer + work.num_peers; ++peer) {
-      partials_add(accumulators, partials, params.workspace, peer * cluster.num_ctas + cluster.cta_rank, warpgroup,
-                   has_rows);
-    }
-    store_tile_rows(accumulators, params.epilogue, &params.map_c, smem.epilogue[warp], m,
-                    work.n_tile * Config::BLOCK_N);
   }
-  drain_stores();
+  while (has_work) {
+    if constexpr (Config::PING_PONG) ptx::barrier_sync(TURN_BARRIER + warpgroup, 256);
+    TileWork next_work;
+    bool has_next = false;
+    multiply_tile<Config>(accumulators, smem.mainloop, stages, work.k_end - work.k_begin, first_block, cluster,
+                          [&] {
+                            if constexpr (Config::PING_PONG)
+                              ptx::barrier_arrive(TURN_BARRIER + 1 - warpgroup, 256);
+                            // Finding the next tile takes 700 cycles of divisions, here hidden by the last
+                            // products.
+                            has_next = tiles.next(&next_work);
+                          });
+    if constexpr (Config::PING_PONG) has_next = has_next && skip_tile<Config>(tiles, stages, &next_work);
+#pragma unroll
+    for (int block = 0; block < Config::NUM_ROW_BLOCKS; ++block) {
+      finish_rows<Config>(smem, params, cluster, work, first_block + block, accumulators[block]);
+    }
+    work = next_work;
+    has_work = has_next;
+  }
 }
 
 template <class Config>
-__global__ void __launch_bounds__(Config::NUM_THREADS, 1) gemm_kernel(const __grid_constant__ GemmParams params) {
+__global__ void __launch_bounds__(Config::NUM_THREADS, 1)
+    gemm_kernel(const __grid_constant__ GemmParams params) {
   extern __shared__ __align__(1024) uint8_t smem_bytes[];
   GemmStorage<Config>& smem = *reinterpret_cast<GemmStorage<Config>*>(smem_bytes);
   const ClusterPosition cluster = {ptx::cluster_ctarank(), static_cast<uint32_t>(params.num_cluster_ctas)};
@@ -118,27 +166,19 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1) gemm_kernel(const __gr
 
 template <GemmTile TILE, class Element, bool A_TRANSPOSED, bool B_TRANSPOSED>
 constexpr GemmKernelEntry gemm_kernel_entry() {
-  using Config = GemmConfig<TILE.block_m, TILE.block_n, Element, A_TRANSPOSED, B_TRANSPOSED>;
+  using Config = GemmConfig<TILE.block_m, TILE.block_n, TILE.ping_pong, Element, A_TRANSPOSED, B_TRANSPOSED>;
   static_assert(sizeof(GemmStorage<Config>) <= 227 * 1024);
-  return {gemm_kernel<Config>, Config::NUM_THREADS, sizeof(GemmStorage<Config>)};
+  return {gemm_kernel<Config>, Config::NUM_THREADS, sizeof(GemmStorage<Config>), Config::STAGE_BYTES};
 }
 
 template <class Element>
 const GemmKernelTable& gemm_kernel_table() {
-  static const GemmKernelTable table = [] {
-    GemmKernelTable t;
-    const auto fill = [&t]<int TILE>() {
-      t.entries[TILE][GEMM_KN] = gemm_kernel_entry<GEMM_TILES[TILE], Element, false, false>();
-      t.entries[TILE][GEMM_NK] = gemm_kernel_entry<GEMM_TILES[TILE], Element, false, true>();
-      t.entries[TILE][GEMM_A_TRANSPOSED_KN] = gemm_kernel_entry<GEMM_TILES[TILE], Element, true, false>();
-    };
-    fill.template operator()<0>();
-    fill.template operator()<1>();
-    fill.template operator()<2>();
-    fill.template operator()<3>();
-    static_assert(NUM_GEMM_TILES == 4);
-    return t;
-  }();
+  static const GemmKernelTable table = []<size_t... TILES>(std::index_sequence<TILES...>) {
+    return GemmKernelTable{{{gemm_kernel_entry<GEMM_TILES[TILES], Element, false, false>(),
+                             gemm_kernel_entry<GEMM_TILES[TILES], Element, false, true>(),
+                             gemm_kernel_entry<GEMM_TILES[TILES], Element, true, false>()}...}};
+  }
+  (std::make_index_sequence<NUM_GEMM_TILES>());
   return table;
 }
 

@@ -13,36 +13,57 @@ int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // The model's constants are fitted to one H200 (docs/performance.md); only ratios between plans matter.
 constexpr double CLOCK_MHZ = 1700;
-constexpr double HBM_BYTES_PER_US = 4.1e6;
+constexpr double HBM_BYTES_PER_US = 4.3e6;
+constexpr double CTAS_TO_FILL_HBM = 64;         // with 192 KB in flight each
 constexpr double SM_LOAD_BYTES_PER_CYCLE = 52;  // L2 to one SM with all SMs loading
-constexpr double TILE_CYCLES = 900;             // pipeline fill and epilogue latency of a tile
+constexpr double EPILOGUE_CYCLES = 3300;        // exposed after every tile; in ping-pong after the last
+constexpr double START_CYCLES = 3500;
+constexpr double STREAMK_STEP_FACTOR = 1.04;
+// Partial tile out, flag, partial tile in: latencies, and, with large tiles, operands that were no longer in L2
+// because neighbours are at different k.
+constexpr double EXCHANGE_CYCLES = 8000;
+constexpr double EXCHANGE_CYCLES_LARGE = 14000;
+constexpr double EXCHANGE_BYTES_PER_CYCLE = 30;
 constexpr double LAUNCH_US = 3;
 
 // Cycles that one k-step of a tile takes on its SM.
-double step_cycles(const GemmPlan& plan) {
-  const double multiply = plan.block_m * plan.block_n * GEMM_BLOCK_K / 2048.0 / (plan.block_m == 64 ? 0.8 : 0.95);
-  const double bytes = 2.0 * GEMM_BLOCK_K * (plan.block_m + double(plan.block_n) / plan.num_cluster_ctas);
-  return std::max(multiply, bytes / SM_LOAD_BYTES_PER_CYCLE);
+double step_cycles(const GemmShape& shape, const GemmPlan& plan) {
+  const double efficiency = plan.block_m == 64    ? 0.6
+                            : plan.ping_pong      ? 0.94
+                            : plan.block_n == 256 ? 0.98
+                            : plan.block_n == 224 ? 0.96
+                                                  : 0.9;
+  const double multiply = plan.block_m * plan.block_n * GEMM_BLOCK_K / 2048.0 / efficiency;
+  const int64_t columns = shape.b_transposed ? plan.block_n : ceil_divide(plan.block_n, 64) * 64;
+  const double bytes = 2.0 * GEMM_BLOCK_K * (plan.block_m + double(columns) / plan.num_cluster_ctas);
+  // Pairs wait for each other.
+  const double pair_factor = plan.num_cluster_ctas == 1 ? 1.0 : plan.ping_pong ? 1.25 : 1.08;
+  return std::max(multiply, bytes / SM_LOAD_BYTES_PER_CYCLE) * pair_factor;
 }
 
 double predict_us(const GemmShape& shape, const GemmPlan& plan) {
   const int64_t k_steps = ceil_divide(shape.k, GEMM_BLOCK_K);
-  const int64_t tiles = gemm_plan_num_tiles(shape, plan);
-  const int64_t whole_tiles = tiles - plan.num_streamk_tiles;
-  const double epilogue = TILE_CYCLES + plan.block_m * plan.block_n / 32.0;
-  double cycles = ceil_divide(whole_tiles, plan.num_workers) * (k_steps * step_cycles(plan) + epilogue);
+  const int64_t whole_tiles = gemm_plan_num_tiles(shape, plan) - plan.num_streamk_tiles;
+  const int64_t waves = ceil_divide(whole_tiles, plan.num_workers);
+  const double step = step_cycles(shape, plan);
+  double cycles = START_CYCLES + waves * k_steps * step + (plan.ping_pong ? 1 : waves) * EPILOGUE_CYCLES;
+  double exchange_cycles = 0;
   if (plan.num_streamk_tiles > 0) {
     const double steps = std::ceil(double(plan.num_streamk_tiles) * k_steps / plan.num_workers);
-    const double pieces_per_tile = std::max(1.0, double(plan.num_workers) / plan.num_streamk_tiles);
-    // A partial tile is written once and read once; both pass L2 with every SM at it.
+    const double pieces = std::max(1.0, double(plan.num_workers) / plan.num_streamk_tiles);
     const double rows = std::min<double>(plan.block_m, shape.m);
-    const double exchange = 2000 + (1 + pieces_per_tile) * rows * plan.block_n * 4.0 / 30;
-    cycles += steps * step_cycles(plan) + epilogue + exchange;
+    cycles += steps * step * STREAMK_STEP_FACTOR + EPILOGUE_CYCLES;
+    exchange_cycles = (plan.block_m == 64 ? EXCHANGE_CYCLES : EXCHANGE_CYCLES_LARGE) +
+                      (1 + pieces) * rows * plan.block_n * 4.0 / EXCHANGE_BYTES_PER_CYCLE;
   }
   const double bytes = 2.0 * (double(shape.m) * shape.k + double(shape.k) * shape.n) +
                        (shape.out_type == GemmType::fp32 ? 4.0 : 2.0) * shape.m * shape.n;
-  const double busy_fraction = std::min(1.0, double(plan.num_ctas()) / 100);
-  return LAUNCH_US + std::max(cycles / CLOCK_MHZ, bytes / HBM_BYTES_PER_US / busy_fraction);
+  const double busy = std::min(1.0, plan.num_ctas() / CTAS_TO_FILL_HBM);
+  // The slower of the two, and a little of the other, so that of two plans bound by memory the lighter one
+  // wins.
+  const double compute_us = cycles / CLOCK_MHZ, memory_us = bytes / HBM_BYTES_PER_US / busy;
+  return LAUNCH_US + std::max(compute_us, memory_us) + 0.1 * std::min(compute_us, memory_us) +
+         exchange_cycles / CLOCK_MHZ;
 }
 
 }  // namespace
@@ -57,11 +78,13 @@ GemmPlan gemm_plan_with(const GemmShape& shape, int num_sms, GemmTile tile, int 
   GemmPlan plan;
   plan.block_m = tile.block_m;
   plan.block_n = tile.block_n;
+  plan.ping_pong = tile.ping_pong;
   plan.num_cluster_ctas = num_cluster_ctas;
   const int64_t tiles = gemm_plan_num_tiles(shape, plan);
   const int64_t k_steps = ceil_divide(shape.k, GEMM_BLOCK_K);
   const int64_t max_workers = std::max(1, num_sms / num_cluster_ctas);
-  plan.num_streamk_tiles = k_steps == 0 ? 0 : static_cast<int>(std::clamp<int64_t>(num_streamk_tiles, 0, tiles));
+  plan.num_streamk_tiles =
+      k_steps == 0 ? 0 : static_cast<int>(std::clamp<int64_t>(num_streamk_tiles, 0, tiles));
   plan.num_workers = static_cast<int>(
       std::clamp<int64_t>(plan.num_streamk_tiles > 0 ? tiles * k_steps : tiles, 1, max_workers));
   if (plan.num_streamk_tiles > 0) {
@@ -90,8 +113,7 @@ GemmPlan gemm_plan(const GemmShape& shape, int num_sms) {
       // The last wave alone, or together with the wave before, which makes for fewer pieces a tile.
       for (const int64_t streamk : {rest, rest + workers}) {
         if (streamk > tiles) continue;
-        const GemmPlan cut =
-            gemm_plan_with(shape, num_sms, tile, num_cluster_ctas, static_cast<int>(streamk));
+        const GemmPlan cut = gemm_plan_with(shape, num_sms, tile, num_cluster_ctas, static_cast<int>(streamk));
         if (cut.predicted_us < best.predicted_us) best = cut;
       }
     }

@@ -23,6 +23,7 @@ struct GemmShape {
 struct GemmPlan {
   int block_m = 0;
   int block_n = 0;
+  bool ping_pong = false;
   int num_cluster_ctas = 1;    // along M; they share B's tiles by multicast inside the cluster
   int num_workers = 0;         // clusters; the grid is num_workers * num_cluster_ctas
   int num_streamk_tiles = 0;   // tiles (of a cluster) that are cut along k; the rest are whole
@@ -36,9 +37,11 @@ struct GemmPlan {
 struct GemmTile {
   int block_m;
   int block_n;
+  bool ping_pong;  // see GemmConfig
 };
 // The tiles that kernels exist for, in the order of their tables.
-constexpr GemmTile GEMM_TILES[] = {{128, 256}, {128, 128}, {64, 128}, {64, 64}};
+constexpr GemmTile GEMM_TILES[] = {{128, 256, false}, {128, 224, false}, {128, 192, false}, {128, 160, true},
+                                   {128, 128, true},  {64, 128, false},  {64, 64, false}};
 constexpr int NUM_GEMM_TILES = sizeof(GEMM_TILES) / sizeof(GEMM_TILES[0]);
 constexpr int GEMM_BLOCK_K = 64;
 

@@ -78,18 +78,14 @@ __device__ __forceinline__ float4 ld_global_cg_v4(const float4* address) {
 
 // PTX ISA: st, `.cg` and `.v4`
 __device__ __forceinline__ void st_global_cg_v4(float4* address, float4 value) {
-  asm volatile("st.global.cg.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address), "f"(value.x),
-               "f"(value.y), "f"(value.z), "f"(value.w)
+  asm volatile("st.global.cg.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address), "f"(value.x), "f"(value.y),
+               "f"(value.z), "f"(value.w)
                : "memory");
 }
 
 // PTX ISA: membar / fence, `.acq_rel`
-__device__ __forceinline__ void fence_acq_rel_gpu() {
-  asm volatile("fence.acq_rel.gpu;" ::: "memory");
-}
-__device__ __forceinline__ void fence_acq_rel_sys() {
-  asm volatile("fence.acq_rel.sys;" ::: "memory");
-}
+__device__ __forceinline__ void fence_acq_rel_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+__device__ __forceinline__ void fence_acq_rel_sys() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
 // PTX ISA: membar / fence, `.proxy.async`: orders generic accesses and those of TMA and wgmma.
 __device__ __forceinline__ void fence_proxy_async_shared_cta() {

@@ -17,9 +17,9 @@ __device__ __forceinline__ void prefetch_tensormap(const CUtensorMap* map) {
 }
 
 // PTX ISA: cp.async.bulk.tensor, global to shared. Coordinate 0 is the contiguous dimension.
-__device__ __forceinline__ void cp_async_bulk_tensor_2d_shared_global(
-    void* smem_destination, const CUtensorMap* map, uint64_t* barrier, int coordinate0,
-    int coordinate1) {
+__device__ __forceinline__ void cp_async_bulk_tensor_2d_shared_global(void* smem_destination,
+                                                                      const CUtensorMap* map, uint64_t* barrier,
+                                                                      int coordinate0, int coordinate1) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
       "[%0], [%1, {%3, %4}], [%2];" ::"r"(smem_address(smem_destination)),
@@ -30,8 +30,8 @@ __device__ __forceinline__ void cp_async_bulk_tensor_2d_shared_global(
 // PTX ISA: cp.async.bulk.tensor, `.multicast::cluster`: the same offset in each CTA of `cta_mask`,
 // each CTA's own barrier at that offset being credited.
 __device__ __forceinline__ void cp_async_bulk_tensor_2d_shared_global_multicast_cluster(
-    void* smem_destination, const CUtensorMap* map, uint64_t* barrier, int coordinate0,
-    int coordinate1, uint16_t cta_mask) {
+    void* smem_destination, const CUtensorMap* map, uint64_t* barrier, int coordinate0, int coordinate1,
+    uint16_t cta_mask) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
       ".multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(smem_address(smem_destination)),
@@ -41,33 +41,26 @@ __device__ __forceinline__ void cp_async_bulk_tensor_2d_shared_global_multicast_
 
 // PTX ISA: cp.async.bulk.tensor, shared to global. What lies outside the map is not written.
 __device__ __forceinline__ void cp_async_bulk_tensor_2d_global_shared(const CUtensorMap* map,
-                                                                      const void* smem_source,
-                                                                      int coordinate0,
+                                                                      const void* smem_source, int coordinate0,
                                                                       int coordinate1) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
-      "r"(smem_address(smem_source)), "r"(coordinate0), "r"(coordinate1)
-      : "memory");
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
+               "r"(smem_address(smem_source)), "r"(coordinate0), "r"(coordinate1)
+               : "memory");
 }
 
 // PTX ISA: cp.async.bulk, global to shared. Addresses and size are multiples of 16 bytes.
-__device__ __forceinline__ void cp_async_bulk_shared_global(void* smem_destination,
-                                                            const void* gmem_source,
-                                                            uint32_t num_bytes,
-                                                            uint64_t* barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-          "r"(smem_address(smem_destination)),
-      "l"(gmem_source), "r"(num_bytes), "r"(smem_address(barrier))
-      : "memory");
+__device__ __forceinline__ void cp_async_bulk_shared_global(void* smem_destination, const void* gmem_source,
+                                                            uint32_t num_bytes, uint64_t* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   smem_address(smem_destination)),
+               "l"(gmem_source), "r"(num_bytes), "r"(smem_address(barrier))
+               : "memory");
 }
 
 // PTX ISA: cp.async.bulk, shared to global.
-__device__ __forceinline__ void cp_async_bulk_global_shared(void* gmem_destination,
-                                                            const void* smem_source,
+__device__ __forceinline__ void cp_async_bulk_global_shared(void* gmem_destination, const void* smem_source,
                                                             uint32_t num_bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(
-                   gmem_destination),
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(gmem_destination),
                "r"(smem_address(smem_source)), "r"(num_bytes)
                : "memory");
 }

@@ -23,6 +23,11 @@ __device__ __forceinline__ void barrier_sync(uint32_t barrier_idx, uint32_t num_
   asm volatile("barrier.sync %0, %1;" ::"r"(barrier_idx), "r"(num_threads) : "memory");
 }
 
+// PTX ISA 9.7.13.1: barrier.arrive. `num_threads` counts those who arrive and those who wait.
+__device__ __forceinline__ void barrier_arrive(uint32_t barrier_idx, uint32_t num_threads) {
+  asm volatile("barrier.arrive %0, %1;" ::"r"(barrier_idx), "r"(num_threads) : "memory");
+}
+
 // PTX ISA 9.7.13.3: barrier.cluster
 __device__ __forceinline__ void barrier_cluster_arrive_release() {
   asm volatile("barrier.cluster.arrive.release;" ::: "memory");
@@ -32,10 +37,9 @@ __device__ __forceinline__ void barrier_cluster_wait_acquire() {
 }
 
 // PTX ISA 9.7.14.5.16: stmatrix. Lane i gives the address of row i % 8 of matrix i / 8.
-__device__ __forceinline__ void stmatrix_x4(uint32_t smem_row_address, uint32_t r0, uint32_t r1,
-                                            uint32_t r2, uint32_t r3) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                   smem_row_address),
+__device__ __forceinline__ void stmatrix_x4(uint32_t smem_row_address, uint32_t r0, uint32_t r1, uint32_t r2,
+                                            uint32_t r3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem_row_address),
                "r"(r0), "r"(r1), "r"(r2), "r"(r3)
                : "memory");
 }
@@ -43,6 +47,16 @@ __device__ __forceinline__ void stmatrix_x4(uint32_t smem_row_address, uint32_t 
 // PTX ISA 9.7.9.12: st, `.shared` and `.v2`
 __device__ __forceinline__ void st_shared_v2(uint32_t smem_address, float x, float y) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(smem_address), "f"(x), "f"(y) : "memory");
+}
+
+// PTX ISA 9.7.9.8: ld, `.shared` and `.v4`
+__device__ __forceinline__ uint4 ld_shared_v4(uint32_t smem_address) {
+  uint4 value;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "r"(smem_address)
+               : "memory");
+  return value;
 }
 
 // PTX ISA 10: special registers

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The plain product against cublasLt (the fastest of the heuristic's first proposals), bf16, interleaved, random data,
-// rotating buffers. Two modes: isolated launches behind a short spin, and batches back to back. Medians.
+// The plain product against cublasLt (the fastest of the heuristic's first proposals), bf16, interleaved,
+// random data, rotating buffers. Two modes: isolated launches behind a short spin, and batches back to back.
+// Medians.
 //   gemm_bench [--set large|layers|small|all] [--sweep] [--layout kn|nk|both] [m n k ...]
 // --sweep times every plan instead of the chosen one: what the plan's model is fitted to.
 #include <cublasLt.h>
@@ -47,7 +48,8 @@ struct Operands {
 };
 
 __global__ void fill(__nv_bfloat16* p, int64_t n, uint64_t seed) {
-  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < n; i += int64_t{gridDim.x} * blockDim.x) {
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < n;
+       i += int64_t{gridDim.x} * blockDim.x) {
     uint64_t x = (seed << 40) + i;
     x = (x ^ (x >> 33)) * 0xff51afd7ed558ccdULL;
     x = (x ^ (x >> 33)) * 0xc4ceb9fe1a85ec53ULL;
@@ -68,7 +70,8 @@ class Sensors {
     void* library = dlopen("libnvidia-ml.so.1", RTLD_NOW);
     if (library == nullptr) return;
     const auto init = reinterpret_cast<int (*)()>(dlsym(library, "nvmlInit_v2"));
-    const auto get = reinterpret_cast<int (*)(unsigned, void**)>(dlsym(library, "nvmlDeviceGetHandleByIndex_v2"));
+    const auto get =
+        reinterpret_cast<int (*)(unsigned, void**)>(dlsym(library, "nvmlDeviceGetHandleByIndex_v2"));
     clock_ = reinterpret_cast<int (*)(void*, int, unsigned*)>(dlsym(library, "nvmlDeviceGetClockInfo"));
     power_ = reinterpret_cast<int (*)(void*, unsigned*)>(dlsym(library, "nvmlDeviceGetPowerUsage"));
     if (init() != 0 || get(0, &device_) != 0) device_ = nullptr;
@@ -133,10 +136,12 @@ class Timer {
 // Row-major C = A B is column-major C^T = B^T A^T.
 class CublasProduct {
  public:
-  CublasProduct(cublasLtHandle_t handle, const Problem& p, void* workspace) : handle_(handle), workspace_(workspace) {
+  CublasProduct(cublasLtHandle_t handle, const Problem& p, void* workspace)
+      : handle_(handle), workspace_(workspace) {
     const cublasOperation_t transpose_b = p.b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
     CHECK(cublasLtMatmulDescCreate(&product_, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-    CHECK(cublasLtMatmulDescSetAttribute(product_, CUBLASLT_MATMUL_DESC_TRANSA, &transpose_b, sizeof transpose_b));
+    CHECK(cublasLtMatmulDescSetAttribute(product_, CUBLASLT_MATMUL_DESC_TRANSA, &transpose_b,
+                                         sizeof transpose_b));
     CHECK(p.b_transposed ? cublasLtMatrixLayoutCreate(&b_, CUDA_R_16BF, p.k, p.n, p.k)
                          : cublasLtMatrixLayoutCreate(&b_, CUDA_R_16BF, p.n, p.k, p.n));
     CHECK(cublasLtMatrixLayoutCreate(&a_, CUDA_R_16BF, p.k, p.m, p.k));
@@ -145,8 +150,8 @@ class CublasProduct {
     CHECK(cublasLtMatmulPreferenceCreate(&preference));
     CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                                &CUBLAS_WORKSPACE_BYTES, sizeof CUBLAS_WORKSPACE_BYTES));
-    CHECK(cublasLtMatmulAlgoGetHeuristic(handle, product_, b_, a_, c_, c_, preference, NUM_PROPOSALS, proposals_,
-                                         &num_proposals_));
+    CHECK(cublasLtMatmulAlgoGetHeuristic(handle, product_, b_, a_, c_, c_, preference, NUM_PROPOSALS,
+                                         proposals_, &num_proposals_));
     cublasLtMatmulPreferenceDestroy(preference);
   }
   ~CublasProduct() {
@@ -211,11 +216,12 @@ class Bench {
       if (!isolated) sensors_.take_medians(&mhz, &watts);
     }
     const double us = 2e-6 * p.m * p.n * p.k;
-    std::printf("%6ld %6ld %6ld %s | %7.2f us %5.0f %5.0f %6.3f | %7.2f us %5.0f %5.0f %6.3f | %4.0f MHz %3.0f W | "
-                "%dx%d c%d sk%d w%d\n",
-                p.m, p.n, p.k, p.b_transposed ? "NK" : "KN", us / tflops[1][0], tflops[1][0], tflops[1][1], ratio[1],
-                us / tflops[0][0], tflops[0][0], tflops[0][1], ratio[0], mhz, watts, plan.block_m, plan.block_n,
-                plan.num_cluster_ctas, plan.num_streamk_tiles, plan.num_workers);
+    std::printf(
+        "%6ld %6ld %6ld %s | %7.2f us %5.0f %5.0f %6.3f | %7.2f us %5.0f %5.0f %6.3f | %4.0f MHz %3.0f W | "
+        "%dx%d%s c%d sk%d w%d\n",
+        p.m, p.n, p.k, p.b_transposed ? "NK" : "KN", us / tflops[1][0], tflops[1][0], tflops[1][1], ratio[1],
+        us / tflops[0][0], tflops[0][0], tflops[0][1], ratio[0], mhz, watts, plan.block_m, plan.block_n,
+        plan.ping_pong ? "p" : "", plan.num_cluster_ctas, plan.num_streamk_tiles, plan.num_workers);
     std::fflush(stdout);
   }
 
@@ -224,26 +230,29 @@ class Bench {
     const CublasProduct cublas(cublas_, p, cublas_workspace_);
     const int best = best_proposal(cublas, false);
     const auto theirs = [&](int i) { cublas.launch(best, operands_[i % operands_.size()], stream_); };
-    const int batch = batch_of(theirs) / 4 + 1;
+    const int batch = batch_of(theirs) / 5 + 1;
     std::vector<mk::GemmPlan> plans;
     plans.push_back(mk::gemm_plan(shape_of(p), num_sms_));
     for (const mk::GemmTile& tile : mk::GEMM_TILES) {
-      for (int cluster = 1; cluster <= (tile.block_n > 64 ? 2 : 1); ++cluster) add_plans(p, tile, cluster, &plans);
+      for (int cluster = 1; cluster <= (tile.block_n > 64 ? 2 : 1); ++cluster)
+        add_plans(p, tile, cluster, &plans);
     }
     std::printf("%ld %ld %ld %s: cublas %.2f us\n", p.m, p.n, p.k, p.b_transposed ? "NK" : "KN",
                 time_us(theirs, false, batch));
     for (size_t i = 0; i < plans.size(); ++i) {
       const auto ours = [&](int idx) { launch_ours(p, plans[i], idx); };
       std::vector<double> a, b, c;
-      for (int repeat = 0; repeat < 7; ++repeat) {
+      for (int repeat = 0; repeat < 5; ++repeat) {
         a.push_back(time_us(ours, true, 1));
         b.push_back(time_us(ours, false, batch));
         c.push_back(time_us(theirs, false, batch));
       }
-      std::printf("  %s%3dx%3d c%d sk%-4d w%-3d g%-2d: isolated %8.2f  back to back %8.2f  cublas %8.2f  model %8.2f\n",
-                  i == 0 ? "*" : " ", plans[i].block_m, plans[i].block_n, plans[i].num_cluster_ctas,
-                  plans[i].num_streamk_tiles, plans[i].num_workers, plans[i].group_m, median(a), median(b), median(c),
-                  plans[i].predicted_us);
+      std::printf(
+          "  %s%3dx%3d%s c%d sk%-4d w%-3d g%-2d: isolated %8.2f  back to back %8.2f  cublas %8.2f  model "
+          "%8.2f\n",
+          i == 0 ? "*" : " ", plans[i].block_m, plans[i].block_n, plans[i].ping_pong ? "p" : " ",
+          plans[i].num_cluster_ctas, plans[i].num_streamk_tiles, plans[i].num_workers, plans[i].group_m,
+          median(a), median(b), median(c), plans[i].predicted_us);
       std::fflush(stdout);
     }
   }
@@ -322,7 +331,8 @@ class Bench {
 
   void add_plans(const Problem& p, const mk::GemmTile& tile, int cluster, std::vector<mk::GemmPlan>* plans) {
     if (cluster == 2 && p.m <= tile.block_m) return;
-    if (p.m >= 512 && tile.block_m == 64) return;
+    if (p.m > 256 && tile.block_m == 64) return;
+    if (p.m <= 64 && tile.block_m > 64 && p.n < 14336) return;
     const mk::GemmPlan whole = mk::gemm_plan_with(shape_of(p), num_sms_, tile, cluster, -1);
     plans->push_back(whole);
     const int workers = num_sms_ / cluster;
@@ -331,8 +341,8 @@ class Bench {
       if (streamk == 0 || streamk > tiles || tiles > 6 * workers) continue;
       plans->push_back(mk::gemm_plan_with(shape_of(p), num_sms_, tile, cluster, streamk));
     }
-    if (tiles > 6 * workers) {
-      for (const int group : {4, 16, 32}) {
+    if (tiles > 6 * workers && cluster == 1) {
+      for (const int group : {8, 32}) {
         plans->push_back(whole);
         plans->back().group_m = group;
       }
@@ -352,7 +362,8 @@ class Bench {
 std::vector<Problem> problems_of(const std::string& set) {
   std::vector<Problem> problems;
   if (set == "large" || set == "all") {
-    const int64_t sizes[][3] = {{4096, 4096, 4096}, {8192, 8192, 8192}, {16384, 16384, 4096}, {8192, 28672, 8192}};
+    const int64_t sizes[][3] = {
+        {4096, 4096, 4096}, {8192, 8192, 8192}, {16384, 16384, 4096}, {8192, 28672, 8192}};
     for (const auto& size : sizes) problems.push_back({size[0], size[1], size[2], false});
   }
   // Llama-3-70B on 4 ranks: qkv, o_proj, gate_up, down.
@@ -386,14 +397,17 @@ int main(int argc, char** argv) {
       problems.push_back({std::atoll(argv[i]), std::atoll(argv[i + 1]), std::atoll(argv[i + 2]), false});
       i += 2;
     } else {
-      std::printf("usage: gemm_bench [--set large|layers|small|all] [--sweep] [--layout kn|nk|both] [m n k ...]\n");
+      std::printf(
+          "usage: gemm_bench [--set large|layers|small|all] [--sweep] [--layout kn|nk|both] [m n k ...]\n");
       return 2;
     }
   }
   if (problems.empty()) problems = problems_of(set);
   Bench bench;
   if (!sweep) {
-    std::printf("     m      n      k  B | isolated: ours, TFLOP/s ours cublas ratio | back to back: the same | plan\n");
+    std::printf(
+        "     m      n      k  B | isolated: ours, TFLOP/s ours cublas ratio | back to back: the same | "
+        "plan\n");
   }
   for (Problem p : problems) {
     for (const bool b_transposed : {false, true}) {

@@ -35,9 +35,9 @@ struct Case {
   bool accumulate = false;
   bool bias = false;
   GemmType bias_type = GemmType::fp32;
-  int ld_pad = 8;   // of A and B: elements past the row, filled with NaN
-  int c_pad = 8;    // of C: elements past the row, which must not change
-  int c_offset = 0; // of C's first element: 16-byte alignment or not
+  int ld_pad = 8;    // of A and B: elements past the row, filled with NaN
+  int c_pad = 8;     // of C: elements past the row, which must not change
+  int c_offset = 0;  // of C's first element: 16-byte alignment or not
 };
 
 struct PlanChoice {
@@ -75,7 +75,8 @@ __device__ uint32_t mix(uint64_t x) {
 }
 
 // Integers of -2..2, or uniform in [-1, 1). Row padding is left as it was.
-__global__ void fill(void* p, GemmType type, int64_t rows, int64_t columns, int64_t ld, uint64_t seed, bool integers) {
+__global__ void fill(void* p, GemmType type, int64_t rows, int64_t columns, int64_t ld, uint64_t seed,
+                     bool integers) {
   const int64_t idx = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
   if (idx >= rows * columns) return;
   const uint32_t bits = mix(seed * 0x9e3779b97f4a7c15ULL + idx);
@@ -145,7 +146,8 @@ __global__ void compare(GemmArguments g, const double* expected, const uint8_t* 
   }
 }
 
-__global__ void count_different(const uint8_t* x, const uint8_t* y, int64_t num_bytes, unsigned long long* count) {
+__global__ void count_different(const uint8_t* x, const uint8_t* y, int64_t num_bytes,
+                                unsigned long long* count) {
   const int64_t idx = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
   if (idx < num_bytes && x[idx] != y[idx]) atomicAdd(count, 1ull);
 }
@@ -170,13 +172,14 @@ int num_sms = 0;
 std::string describe(const Case& test, const GemmPlan& plan, bool integers) {
   char text[256];
   const GemmShape& s = test.shape;
-  std::snprintf(text, sizeof text,
-                "m %lld n %lld k %lld %s->%s %s%s%s%s%s pad %d,%d,%d tile %dx%d cluster %d streamk %d workers %d",
-                static_cast<long long>(s.m), static_cast<long long>(s.n), static_cast<long long>(s.k),
-                type_name(s.in_type), type_name(s.out_type), s.a_transposed ? "A^T " : "",
-                s.b_transposed ? "B[N,K] " : "B[K,N] ", test.accumulate ? "acc " : "", test.bias ? "bias " : "",
-                integers ? "exact" : "random", test.ld_pad, test.c_pad, test.c_offset, plan.block_m, plan.block_n,
-                plan.num_cluster_ctas, plan.num_streamk_tiles, plan.num_workers);
+  std::snprintf(
+      text, sizeof text,
+      "m %lld n %lld k %lld %s->%s %s%s%s%s%s pad %d,%d,%d tile %dx%d cluster %d streamk %d workers %d",
+      static_cast<long long>(s.m), static_cast<long long>(s.n), static_cast<long long>(s.k),
+      type_name(s.in_type), type_name(s.out_type), s.a_transposed ? "A^T " : "",
+      s.b_transposed ? "B[N,K] " : "B[K,N] ", test.accumulate ? "acc " : "", test.bias ? "bias " : "",
+      integers ? "exact" : "random", test.ld_pad, test.c_pad, test.c_offset, plan.block_m, plan.block_n,
+      plan.num_cluster_ctas, plan.num_streamk_tiles, plan.num_workers);
   return text;
 }
 
@@ -187,7 +190,8 @@ void fail(const std::string& what, const std::string& why) {
 
 int64_t round_up_8(int64_t x) { return (x + 7) / 8 * 8; }
 
-void run_case(const Case& test, const std::vector<PlanChoice>& choices, bool integers, int num_runs, uint64_t seed) {
+void run_case(const Case& test, const std::vector<PlanChoice>& choices, bool integers, int num_runs,
+              uint64_t seed) {
   const GemmShape& s = test.shape;
   const int out_bytes = type_bytes(s.out_type);
   const int64_t a_rows = s.a_transposed ? s.k : s.m, a_columns = s.a_transposed ? s.m : s.k;
@@ -205,8 +209,8 @@ void run_case(const Case& test, const std::vector<PlanChoice>& choices, bool int
   fill<<<blocks(b_rows * b_columns), 256>>>(b.p, s.in_type, b_rows, b_columns, g.ldb, seed + 1, integers);
   fill<<<blocks(s.n), 256>>>(bias.p, test.bias_type, 1, s.n, s.n, seed + 2, integers);
   if (test.accumulate) {
-    fill<<<blocks(s.m * s.n), 256>>>(static_cast<char*>(before.p) + c_begin, s.out_type, s.m, s.n, g.ldc, seed + 3,
-                                     integers);
+    fill<<<blocks(s.m * s.n), 256>>>(static_cast<char*>(before.p) + c_begin, s.out_type, s.m, s.n, g.ldc,
+                                     seed + 3, integers);
   }
   g.a = a.p;
   g.b = b.p;
@@ -219,9 +223,10 @@ void run_case(const Case& test, const std::vector<PlanChoice>& choices, bool int
   CHECK(cudaDeviceSynchronize());
 
   for (const PlanChoice& choice : choices) {
-    const GemmPlan plan = choice.automatic ? mk::gemm_plan(s, num_sms)
-                                           : mk::gemm_plan_with(s, num_sms, choice.tile, choice.num_cluster_ctas,
-                                                                choice.num_streamk_tiles);
+    const GemmPlan plan =
+        choice.automatic
+            ? mk::gemm_plan(s, num_sms)
+            : mk::gemm_plan_with(s, num_sms, choice.tile, choice.num_cluster_ctas, choice.num_streamk_tiles);
     const std::string name = describe(test, plan, integers);
     Buffer workspace(plan.workspace_bytes);
     CHECK(cudaMemset(workspace.p, 0, workspace.num_bytes));
@@ -239,8 +244,8 @@ void run_case(const Case& test, const std::vector<PlanChoice>& choices, bool int
       CHECK(cudaMemset(difference.p, 0, sizeof(Difference)));
       Difference d;
       if (run > 0) {
-        count_different<<<blocks(c.num_bytes), 256>>>(static_cast<uint8_t*>(c.p), static_cast<uint8_t*>(first.p),
-                                                      c.num_bytes,
+        count_different<<<blocks(c.num_bytes), 256>>>(static_cast<uint8_t*>(c.p),
+                                                      static_cast<uint8_t*>(first.p), c.num_bytes,
                                                       &static_cast<Difference*>(difference.p)->num_different);
         CHECK(cudaMemcpy(&d, difference.p, sizeof d, cudaMemcpyDeviceToHost));
         if (d.num_different != 0) std::snprintf(why, sizeof why, "bits differ in run %d", run);
@@ -250,7 +255,9 @@ void run_case(const Case& test, const std::vector<PlanChoice>& choices, bool int
             c.num_bytes, c_begin, static_cast<Difference*>(difference.p));
         CHECK(cudaMemcpy(&d, difference.p, sizeof d, cudaMemcpyDeviceToHost));
         CHECK(cudaMemcpy(first.p, c.p, c.num_bytes, cudaMemcpyDeviceToDevice));
-        const double tolerance = s.out_type == GemmType::bf16 ? 5e-3 : s.out_type == GemmType::fp16 ? 1e-3 : 1e-4;
+        const double tolerance = s.out_type == GemmType::bf16   ? 5e-3
+                                 : s.out_type == GemmType::fp16 ? 1e-3
+                                                                : 1e-4;
         const double relative = std::sqrt(d.error_squared / std::max(d.reference_squared, 1e-300));
         if (integers && d.num_different != 0) {
           std::snprintf(why, sizeof why, "%llu elements differ", d.num_different);
@@ -302,16 +309,17 @@ void test_layouts_and_types(const std::vector<PlanChoice>& plans) {
 }
 
 void test_sizes(const std::vector<PlanChoice>& plans) {
-  const int64_t sizes[][3] = {{1, 8, 8},       {16, 8192, 256}, {17, 1300, 1300}, {64, 64, 64},      {65, 129, 65},
-                              {127, 255, 72},  {128, 256, 0},   {129, 257, 1},    {200, 1, 300},     {1, 1, 1},
-                              {256, 1024, 8},  {512, 512, 512}, {1000, 1000, 7},  {1024, 2560, 1024}, {77, 4099, 2051},
-                              {2049, 333, 129}};
+  const int64_t sizes[][3] = {{1, 8, 8},       {16, 8192, 256},    {17, 1300, 1300}, {64, 64, 64},
+                              {65, 129, 65},   {127, 255, 72},     {128, 256, 0},    {129, 257, 1},
+                              {200, 1, 300},   {1, 1, 1},          {256, 1024, 8},   {512, 512, 512},
+                              {1000, 1000, 7}, {1024, 2560, 1024}, {77, 4099, 2051}, {2049, 333, 129}};
   uint64_t seed = 10000;
   for (const auto& size : sizes) {
     for (int layout = 0; layout < 3; ++layout) {
       Case test;
-      test.shape = {size[0], size[1], size[2], GemmType::bf16, layout == 1 ? GemmType::fp32 : GemmType::bf16,
-                    layout == 2, layout == 1};
+      test.shape = {
+          size[0],     size[1],    size[2], GemmType::bf16, layout == 1 ? GemmType::fp32 : GemmType::bf16,
+          layout == 2, layout == 1};
       // Rows of C that TMA can store (or cannot, with an odd n), tight or padded.
       test.c_pad = layout == 0 ? static_cast<int>(round_up_8(size[1]) - size[1]) : layout * 8;
       test.bias = layout == 1;
@@ -356,7 +364,7 @@ void test_arguments_and_graph() {
   g.lda = 128;
   g.ldb = 256;
   g.ldc = 256;
-  const GemmPlan plan = mk::gemm_plan_with(g.shape, num_sms, {128, 256}, 1, -1);
+  const GemmPlan plan = mk::gemm_plan_with(g.shape, num_sms, mk::GEMM_TILES[0], 1, -1);
   GemmArguments bad = g;
   bad.lda = 132;
   expect(mk::gemm_launch(bad, plan, nullptr) == cudaErrorInvalidValue, "lda not a multiple of 8 is refused");
