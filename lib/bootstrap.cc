@@ -73,6 +73,7 @@ RingBootstrap::~RingBootstrap() {
   }
   wake();
   thread_.join();
+  reap_roots();  // this rank's process may have run the job's root, which has ended by now
 }
 
 Status RingBootstrap::start(RingEnds ends, milliseconds peer_timeout) {

@@ -79,5 +79,7 @@ class Root {
 Status start_root(FileDescriptor listener, const UniqueId& id, std::chrono::milliseconds lifetime);
 // Ends the root of job `job` if it is in this process.
 void stop_root(uint64_t job);
+// Joins the threads of roots that have ended.
+void reap_roots();
 
 }  // namespace mk

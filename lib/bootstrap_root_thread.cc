@@ -71,6 +71,12 @@ class RootRegistry {
     }
   }
 
+  void reap_ended() {
+    std::lock_guard lock(mutex_);
+    forget_parents_threads();
+    reap();
+  }
+
  private:
   // A child of fork() inherits the list but not the threads: there is nothing to wait for.
   void forget_parents_threads() {
@@ -107,5 +113,7 @@ Status start_root(FileDescriptor listener, const UniqueId& id, std::chrono::mill
 }
 
 void stop_root(uint64_t job) { registry().stop(job); }
+
+void reap_roots() { registry().reap_ended(); }
 
 }  // namespace mk
