@@ -119,6 +119,32 @@ TEST_CASE("Planted circles are found") {
   }
 }
 
+TEST_CASE("Large chunks of few rows are not refused") {
+  const Views views({0, 1});
+  GemmCall call = make_call(MK_OPERATOR_ALLGATHER_GEMM, 3, 1, 1, 0, int64_t{1} << 30);
+  REQUIRE(allgather_gemm::plan_host(call, views.of(0), 1).value().num_chunks == 1);
+  call.k = int64_t{1} << 28;
+  REQUIRE(allgather_gemm::plan_host(call, views.of(0), 1).ok());
+}
+
+TEST_CASE("Rows that no chunks can carry are refused with a sentence") {
+  const Views views({0, 1});
+  const TopologyView view = views.of(0);
+  for (const auto& [m, columns] : {std::pair{int64_t{1} << 44, int64_t{0}},
+                                   {int64_t{1} << 38, int64_t{64}},
+                                   {int64_t{2}, int64_t{1} << 40}}) {
+    const GemmCall gather = make_call(MK_OPERATOR_ALLGATHER_GEMM, m, 0, columns, 0, 0);
+    const GemmCall scatter = make_call(MK_OPERATOR_GEMM_REDUCE_SCATTER, m, columns, 0, 0, 0);
+    const GemmCall reduce = make_call(MK_OPERATOR_GEMM_ALLREDUCE, m, columns, 0, 0, 0);
+    for (const auto& plan :
+         {allgather_gemm::plan_host(gather, view, 1), gemm_reduce_scatter::plan_host(scatter, view, 1),
+          gemm_allreduce::plan_host(reduce, view, 1)}) {
+      REQUIRE(plan.status().code() == MK_ERROR_UNSUPPORTED);
+      REQUIRE(plan.status().sentence().find("transfer") != std::string::npos);
+    }
+  }
+}
+
 TEST_CASE("Chunks stay within flags, signals and the limit, however many rows there are") {
   for (const auto& layout : layouts()) {
     const Views views(layout);

@@ -27,11 +27,11 @@ Result<mk_plan_t> plan_host(const GemmCall& call, const TopologyView& view, int 
   // Every (source, chunk) has a flag and a signal.
   const int max_chunks = std::min<int64_t>(
       {kMaxChunks, kFlagsPerBank / view.nranks, (kSignalsPerBank - kEntrySignals) / view.nranks});
-  const int64_t chunk_bytes = call.tuning.chunk_bytes > 0 ? call.tuning.chunk_bytes : kDefaultChunkBytes;
   plan.tile_m = std::min(tuned(call.tuning.tile_m, TileGemm::kRows), TileGemm::kRows);
   plan.tile_n = std::min(tuned(call.tuning.tile_n, TileGemm::kColumns), TileGemm::kColumns);
-  plan.chunk_rows =
-      static_cast<int32_t>(choose_chunk_rows(max_rows, call.k * 2, chunk_bytes, plan.tile_m, max_chunks));
+  const Result<int32_t> chunk_rows = choose_chunk_rows(call, max_rows, call.k * 2, plan.tile_m, max_chunks);
+  if (!chunk_rows.ok()) return chunk_rows.status();
+  plan.chunk_rows = chunk_rows.value();
   plan.num_chunks = std::max(1, num_chunks(max_rows, plan.chunk_rows));
   plan.chunk_bytes = plan.chunk_rows * call.k * 2;
   plan.compute_ctas = tuned(call.tuning.compute_ctas, threads);

@@ -17,9 +17,11 @@ Result<mk_plan_t> plan_host(const GemmCall& call, const TopologyView& view, int 
     return Status(MK_ERROR_UNSUPPORTED,
                   "gemm_allreduce: MK_ALGORITHM_ONE_SHOT is not built yet; use MK_ALGORITHM_AUTO or _TWO_SHOT");
   }
-  mk_plan_t plan = gemm_reduce_scatter::plan_chunks(call, view, threads,
-                                                    gemm_reduce_scatter::flags_a_chunk(view) + view.nranks,
-                                                    view.num_nodes + view.nranks);
+  Result<mk_plan_t> chosen = gemm_reduce_scatter::plan_chunks(
+      call, view, threads, gemm_reduce_scatter::flags_a_chunk(view) + view.nranks,
+      view.num_nodes + view.nranks);
+  if (!chosen.ok()) return chosen;
+  mk_plan_t& plan = chosen.value();
   plan.algorithm = MK_ALGORITHM_TWO_SHOT;
   plan.copy_ctas = 1;
   plan.send_ctas = view.num_nodes > 1 ? 1 : 0;
@@ -28,7 +30,7 @@ Result<mk_plan_t> plan_host(const GemmCall& call, const TopologyView& view, int 
   plan.workspace_bytes = 2 * schedule.area_bytes();
   gemm_reduce_scatter::count_bytes(schedule.reduce, plan);
   allgather_gemm::count_bytes(schedule.gather, plan);
-  return plan;
+  return chosen;
 }
 
 }  // namespace mk::gemm_allreduce

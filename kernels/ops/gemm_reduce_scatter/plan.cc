@@ -39,18 +39,18 @@ void count_bytes(const Schedule& schedule, mk_plan_t& plan) {
   }
 }
 
-mk_plan_t plan_chunks(const GemmCall& call, const TopologyView& view, int threads, int flags_per_chunk,
-                      int signals_per_chunk) {
+Result<mk_plan_t> plan_chunks(const GemmCall& call, const TopologyView& view, int threads, int flags_per_chunk,
+                              int signals_per_chunk) {
   mk_plan_t plan = MK_PLAN_INIT;
   const int64_t max_rows = ceil_div(call.m, view.nranks);
   const int64_t row_bytes = call.n * element_bytes(call.comm_dtype);
   const int max_chunks = std::min<int64_t>(
       {kMaxChunks, kFlagsPerBank / flags_per_chunk, (kSignalsPerBank - kEntrySignals) / signals_per_chunk});
-  const int64_t chunk_bytes = call.tuning.chunk_bytes > 0 ? call.tuning.chunk_bytes : kDefaultChunkBytes;
   plan.tile_m = std::min(tuned(call.tuning.tile_m, TileGemm::kRows), TileGemm::kRows);
   plan.tile_n = std::min(tuned(call.tuning.tile_n, TileGemm::kColumns), TileGemm::kColumns);
-  plan.chunk_rows =
-      static_cast<int32_t>(choose_chunk_rows(max_rows, row_bytes, chunk_bytes, plan.tile_m, max_chunks));
+  const Result<int32_t> chunk_rows = choose_chunk_rows(call, max_rows, row_bytes, plan.tile_m, max_chunks);
+  if (!chunk_rows.ok()) return chunk_rows.status();
+  plan.chunk_rows = chunk_rows.value();
   plan.num_chunks = std::max(1, num_chunks(max_rows, plan.chunk_rows));
   plan.chunk_bytes = plan.chunk_rows * row_bytes;
   plan.compute_ctas = tuned(call.tuning.compute_ctas, threads);
@@ -69,11 +69,13 @@ int flags_a_chunk(const TopologyView& view) {
 }
 
 Result<mk_plan_t> plan_host(const GemmCall& call, const TopologyView& view, int threads) {
-  mk_plan_t plan = plan_chunks(call, view, threads, flags_a_chunk(view), view.num_nodes);
+  Result<mk_plan_t> chosen = plan_chunks(call, view, threads, flags_a_chunk(view), view.num_nodes);
+  if (!chosen.ok()) return chosen;
+  mk_plan_t& plan = chosen.value();
   const Schedule schedule = make_schedule(call, plan, view);
   plan.workspace_bytes = 2 * schedule.area_bytes();
   count_bytes(schedule, plan);
-  return plan;
+  return chosen;
 }
 
 }  // namespace mk::gemm_reduce_scatter
