@@ -13,7 +13,7 @@ namespace mk {
 namespace {
 
 constexpr size_t kMaxDescription = 400;
-// How long a failed link to a peer waits for the bootstrap to say which rank is lost.
+// How long a failure that another rank may have caused waits for the bootstrap to say which rank is lost.
 constexpr std::chrono::seconds kVerdictPatience{3};
 
 std::atomic<uint64_t> next_instance{1};
@@ -137,6 +137,15 @@ std::string Communicator::config_text() const {
 }
 
 Status Communicator::initialise(const mk_unique_id_t& id) {
+  Status status = set_up(id);
+  if (status.code() == MK_ERROR_ABORTED && !abort_.raised()) {  // another rank's, passed on in an exchange
+    await_verdict();
+    if (abort_.raised()) return abort_.reason();
+  }
+  return status;
+}
+
+Status Communicator::set_up(const mk_unique_id_t& id) {
   const Deadline deadline = step_deadline();
   MK_RETURN_IF_ERROR(join_job(id, deadline));
   MK_RETURN_IF_ERROR(find_topology(deadline));
@@ -148,12 +157,7 @@ Status Communicator::initialise(const mk_unique_id_t& id) {
       if (executor_) executor_->wake();
     };
     options.on_peer_error = [this](int peer, Status reason) {
-      // A rank that gives up because of another's death closes its links too. The bootstrap knows whose death
-      // it was, and says so within its time to settle.
-      const Deadline verdict = Deadline::after(kVerdictPatience);
-      while (peer >= 0 && !abort_.raised() && !closing_.load(std::memory_order_acquire) && !verdict.passed()) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(5));
-      }
+      if (peer >= 0) await_verdict();
       if (closing_.load(std::memory_order_acquire)) return;  // a peer that has taken leave
       mk_async_error_t error = MK_ASYNC_ERROR_INIT;
       error.status = reason.code();
@@ -293,7 +297,17 @@ Status Communicator::check_stream(mk_stream_t stream) const {
                        static_cast<void*>(stream)));
 }
 
+// A rank that gives up because of another's death or abort closes its links, and fails in exchanges, too. The
+// bootstrap knows whose it was, and says so within its time to settle.
+void Communicator::await_verdict() const {
+  const Deadline limit = Deadline::after(kVerdictPatience);
+  while (!abort_.raised() && !closing_.load(std::memory_order_acquire) && !limit.passed()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+}
+
 Status Communicator::fatal(Status status) {
+  if (status.code() == MK_ERROR_ABORTED || status.code() == MK_ERROR_REMOTE) await_verdict();
   if (abort_.raised()) return abort_.reason();
   if (is_fatal(status.code())) {
     mk_async_error_t error = MK_ASYNC_ERROR_INIT;

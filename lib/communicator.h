@@ -77,6 +77,7 @@ class Communicator {
 
   Deadline step_deadline() const { return Deadline::after(std::chrono::milliseconds(config_.init_timeout_ms)); }
   std::string config_text() const;
+  Status set_up(const mk_unique_id_t& id);
   Status join_job(const mk_unique_id_t& id, Deadline deadline);
   Status find_topology(Deadline deadline);
   Status make_executor(Deadline deadline);
@@ -88,6 +89,7 @@ class Communicator {
   Status meet(MeetingKind kind, const std::string& what, std::span<const std::byte> payload, Deadline deadline);
   Result<std::string> recover(const std::string& sentence);
   Status quiesce(uint64_t expected_signals, uint64_t epoch, Deadline deadline);
+  void await_verdict() const;
   // An exchange that failed leaves ranks in different steps: the communicator ends.
   Status fatal(Status status);
   Status grow_user_memory(size_t bytes, Deadline deadline);
