@@ -10,8 +10,8 @@
 
 namespace mk {
 
-// The one word that ends everything on a communicator: raised once, by the user's abort or by the first fatal error,
-// looked at by every wait. Thread-safe.
+// The one word that ends everything on a communicator: raised once, by the user's abort or by the first fatal
+// error, looked at by every wait. Thread-safe.
 class AbortToken {
  public:
   AbortToken();

@@ -60,32 +60,18 @@ Result<size_t> routing_bytes(const mk_moe_maxima_t* from, int nranks) {
 using namespace mk;
 using namespace mk::api;
 
-#define MK_UNSUPPORTED_MOE_OPERATOR(name)                                                           \
-  mk_status_t mk_##name##_prepare(mk_comm_t comm, const mk_moe_maxima_t* maxima) {                  \
-    return unsupported(comm, "mk_" #name "_prepare", maxima);                                       \
-  }                                                                                                 \
-  mk_status_t mk_##name##_workspace_bytes(mk_comm_t comm, const mk_moe_maxima_t* maxima, size_t*) { \
-    return unsupported(comm, "mk_" #name "_workspace_bytes", maxima);                               \
-  }                                                                                                 \
-  mk_status_t mk_##name##_plan(mk_comm_t comm, const mk_##name##_args_t* args, mk_plan_t*) {        \
-    return unsupported(comm, "mk_" #name "_plan", args);                                            \
-  }                                                                                                 \
-  mk_status_t mk_##name(mk_comm_t comm, const mk_##name##_args_t* args, mk_stream_t) {              \
-    return unsupported(comm, "mk_" #name, args);                                                    \
-  }
-
-#define MK_UNSUPPORTED_ATTENTION_OPERATOR(name)                                                                \
-  mk_status_t mk_##name##_prepare(mk_comm_t comm, const mk_ring_attention_maxima_t* maxima) {                  \
-    return unsupported(comm, "mk_" #name "_prepare", maxima);                                                  \
-  }                                                                                                            \
-  mk_status_t mk_##name##_workspace_bytes(mk_comm_t comm, const mk_ring_attention_maxima_t* maxima, size_t*) { \
-    return unsupported(comm, "mk_" #name "_workspace_bytes", maxima);                                          \
-  }                                                                                                            \
-  mk_status_t mk_##name##_plan(mk_comm_t comm, const mk_##name##_args_t* args, mk_plan_t*) {                   \
-    return unsupported(comm, "mk_" #name "_plan", args);                                                       \
-  }                                                                                                            \
-  mk_status_t mk_##name(mk_comm_t comm, const mk_##name##_args_t* args, mk_stream_t) {                         \
-    return unsupported(comm, "mk_" #name, args);                                                               \
+#define MK_UNBUILT_OPERATOR(name, maxima_type)                                                  \
+  mk_status_t mk_##name##_prepare(mk_comm_t comm, const maxima_type* maxima) {                  \
+    return unsupported(comm, "mk_" #name "_prepare", maxima);                                   \
+  }                                                                                             \
+  mk_status_t mk_##name##_workspace_bytes(mk_comm_t comm, const maxima_type* maxima, size_t*) { \
+    return unsupported(comm, "mk_" #name "_workspace_bytes", maxima);                           \
+  }                                                                                             \
+  mk_status_t mk_##name##_plan(mk_comm_t comm, const mk_##name##_args_t* args, mk_plan_t*) {    \
+    return unsupported(comm, "mk_" #name "_plan", args);                                        \
+  }                                                                                             \
+  mk_status_t mk_##name(mk_comm_t comm, const mk_##name##_args_t* args, mk_stream_t) {          \
+    return unsupported(comm, "mk_" #name, args);                                                \
   }
 
 extern "C" {
@@ -100,9 +86,9 @@ mk_status_t mk_moe_routing_bytes(const mk_moe_maxima_t* maxima, int nranks, size
   return finish(needed.status());
 }
 
-MK_UNSUPPORTED_MOE_OPERATOR(moe_dispatch_gemm)
-MK_UNSUPPORTED_MOE_OPERATOR(moe_gemm_combine)
-MK_UNSUPPORTED_ATTENTION_OPERATOR(ring_attention)
-MK_UNSUPPORTED_ATTENTION_OPERATOR(ring_attention_backward)
+MK_UNBUILT_OPERATOR(moe_dispatch_gemm, mk_moe_maxima_t)
+MK_UNBUILT_OPERATOR(moe_gemm_combine, mk_moe_maxima_t)
+MK_UNBUILT_OPERATOR(ring_attention, mk_ring_attention_maxima_t)
+MK_UNBUILT_OPERATOR(ring_attention_backward, mk_ring_attention_maxima_t)
 
 }  // extern "C"

@@ -26,7 +26,8 @@ struct Topology {
   bool same_node(int a, int b) const { return node_of_rank[a] == node_of_rank[b]; }
 
   // Groups ranks by host and, where given, by emulated node: two ranks share a node when both agree.
-  static Topology make(int rank, std::span<const std::string> host_of_rank, std::span<const int32_t> emulated_node_of_rank);
+  static Topology make(int rank, std::span<const std::string> host_of_rank,
+                       std::span<const int32_t> emulated_node_of_rank);
 };
 
 // What this process' machine calls itself: equal for two processes exactly when they can share memory (boot id,

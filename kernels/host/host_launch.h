@@ -107,6 +107,21 @@ class Waiter {
   std::chrono::steady_clock::time_point since_ = std::chrono::steady_clock::now();
 };
 
+// Performs the items of a list, in their order as far as each can go: perform(item) is false while it cannot.
+// Sleeps when none can, waiting for target_of(first item left). False: the role has to end.
+template <class Item, class Perform, class TargetOf>
+bool perform_all(Waiter& waiter, std::vector<Item>& items, const Perform& perform, const TargetOf& target_of) {
+  while (!items.empty()) {
+    waiter.look();
+    if (std::erase_if(items, perform) > 0) {
+      waiter.progressed();
+    } else if (!waiter.sleep(target_of(items.front()))) {
+      return false;
+    }
+  }
+  return true;
+}
+
 using Role = std::pair<const char*, std::function<void(Waiter&)>>;
 
 // "allgather_gemm(m=4096, n=1024, k=4096, bf16)": the globally equal part of a launch.

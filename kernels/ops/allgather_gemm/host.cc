@@ -145,15 +145,8 @@ void run_copy(State& state, Waiter& waiter) {
     }
     return true;
   };
-  while (!pending.empty()) {
-    waiter.look();
-    if (std::erase_if(pending, perform) > 0) {
-      waiter.progressed();
-      continue;
-    }
-    const Pending& first = pending.front();
-    if (!waiter.sleep(chunk_target(state, first.source, first.chunk))) return;
-  }
+  perform_all(waiter, pending, perform,
+              [&](const Pending& item) { return chunk_target(state, item.source, item.chunk); });
 }
 
 // Puts this rank's chunks to its rail peers in the other nodes.
@@ -188,11 +181,7 @@ void run_send(State& state, Waiter& waiter) {
     }
     return true;
   };
-  while (!left.empty() && !launch.stopped()) {
-    waiter.look();
-    if (std::erase_if(left, perform) == 0 && !waiter.sleep(chunk_target(state, state.self(), left.front())))
-      return;
-  }
+  perform_all(waiter, left, perform, [&](int chunk) { return chunk_target(state, state.self(), chunk); });
 }
 
 // Takes chunks of other nodes from the network and forwards them inside this one.

@@ -125,14 +125,7 @@ void Distribution::run_copy(Waiter& waiter) {
     }
     return true;
   };
-  while (!pending.empty()) {
-    waiter.look();
-    if (std::erase_if(pending, perform) > 0) {
-      waiter.progressed();
-    } else if (!waiter.sleep(target_of(pending.front()))) {
-      return;
-    }
-  }
+  perform_all(waiter, pending, perform, [this](const Pending& item) { return target_of(item); });
 }
 
 void Distribution::run_send(Waiter& waiter) {
@@ -153,14 +146,7 @@ void Distribution::run_send(Waiter& waiter) {
     }
     return true;
   };
-  while (!pending.empty() && !launch_.stopped()) {
-    waiter.look();
-    if (std::erase_if(pending, perform) > 0) {
-      waiter.progressed();
-    } else if (!waiter.sleep(target_of(pending.front()))) {
-      return;
-    }
-  }
+  perform_all(waiter, pending, perform, [this](const Pending& item) { return target_of(item); });
 }
 
 void Distribution::run_receive(Waiter& waiter) {
@@ -181,14 +167,7 @@ void Distribution::run_receive(Waiter& waiter) {
     launch_.raise_flag(view.local_rank(), schedule_.gather_flag(item.owner, item.chunk));
     return true;
   };
-  while (!pending.empty()) {
-    waiter.look();
-    if (std::erase_if(pending, perform) > 0) {
-      waiter.progressed();
-    } else if (!waiter.sleep(target_of(pending.front()))) {
-      return;
-    }
-  }
+  perform_all(waiter, pending, perform, [this](const Pending& item) { return target_of(item); });
 }
 
 std::vector<Role> make_roles(HostLaunch& launch) {
