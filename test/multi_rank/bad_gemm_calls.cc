@@ -199,7 +199,8 @@ void Builder<Op>::types() {
   const auto bad = static_cast<mk_dtype_t>(77);
   any("dtype 77", kInvalid, {"dtype", "expected", "77"}, [bad](auto& value) { value.dtype = bad; });
   any("out_dtype 77", kInvalid, {"out_dtype", "77"}, [bad](auto& value) { value.out_dtype = bad; });
-  plan("bias_dtype 77", kInvalid, {"bias_dtype", "77"}, [bad](Args& args) { args.bias_dtype = bad; });
+  plan("bias_dtype 77", kInvalid, {"bias_dtype", "77"},
+       [](Args& args) { args.bias_dtype = static_cast<mk_dtype_t>(77); });
   plan("b_layout 5", kInvalid, {"b_layout", "5"},
        [](Args& args) { args.b_layout = static_cast<mk_layout_t>(5); });
   plan("accumulate 2", kInvalid, {"accumulate", "0 or 1", "2"}, [](Args& args) { args.accumulate = 2; });
