@@ -171,6 +171,15 @@ bool Rank::post(const Command& command) {
   return wait([&] { return endpoint->try_post(command); });
 }
 
+bool Rank::wait_complete() {
+  const auto complete = [this] { return endpoint->completed() == endpoint->posted(); };
+  for (int n = 0; n < 200; ++n) {
+    if (complete()) return true;
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+  return wait(complete);
+}
+
 bool Rank::barrier() { return exchange.all_gather({}, Deadline::after(timeout), "barrier").ok(); }
 
 void Rank::wake() {
