@@ -83,16 +83,15 @@ std::vector<std::string> run_with_late_rank(bool skip_entry_wait) {
 
 }  // namespace
 
-#if !defined(__SANITIZE_THREAD__)
-// The thread sanitizer rightly calls this a race.
 TEST_CASE("Without waiting for chunks results are wrong") {
   for (const mk_operator_t op :
        {MK_OPERATOR_ALLGATHER_GEMM, MK_OPERATOR_GEMM_REDUCE_SCATTER, MK_OPERATOR_GEMM_ALLREDUCE}) {
     REQUIRE(join_lines(run_with_late_chunk(op, false)).empty());
+#if !defined(__SANITIZE_THREAD__)  // which rightly calls this a race
     REQUIRE_FALSE(run_with_late_chunk(op, true).empty());
+#endif
   }
 }
-#endif
 
 TEST_CASE("Without waiting for entries a rank overwrites what a late one has not read") {
   REQUIRE(join_lines(run_with_late_rank(false)).empty());
