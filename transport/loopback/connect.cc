@@ -29,7 +29,7 @@ constexpr int kClosed = -3;
 struct Card {  // what a rank gathers, followed by its host's identity, or by a sentence when it failed
   uint8_t name[kNameBytes];
   uint8_t token[kTokenBytes];
-  uint8_t failed;
+  uint8_t failed;  // its mk_status_t
 };
 static_assert(sizeof(Card) == kNameBytes + kTokenBytes + 1);
 
@@ -83,8 +83,9 @@ Result<std::vector<Introduced>> introduce(const Card& mine, const std::string& t
                           theirs.size() - sizeof(Card));
   }
   for (size_t rank = 0; rank < all.size(); ++rank) {
-    if (all[rank].card.failed != 0) {
-      return Status(MK_ERROR_SYSTEM, format("%s: rank %zu: %s", what, rank, all[rank].text.c_str()));
+    if (const uint8_t failed = all[rank].card.failed; failed != 0) {
+      const auto code = failed <= MK_ERROR_INTERNAL ? static_cast<mk_status_t>(failed) : MK_ERROR_INTERNAL;
+      return Status(code, format("%s: rank %zu: %s", what, rank, all[rank].text.c_str()));
     }
   }
   return all;
@@ -259,7 +260,7 @@ Result<std::vector<FileDescriptor>> connect_peers(const Topology& topology, Exch
   } else {
     status = listen_on(card, &listener);
   }
-  card.failed = status.ok() ? 0 : 1;
+  card.failed = static_cast<uint8_t>(status.code());
   auto all = introduce(card, status.ok() ? host_identity() : status.sentence(), exchange, deadline,
                        "introducing loopback ranks");
   if (!status.ok()) return status;
@@ -269,7 +270,7 @@ Result<std::vector<FileDescriptor>> connect_peers(const Topology& topology, Exch
   // Half of the time left, so that a failure can still be told to the others.
   const auto half = std::chrono::milliseconds(deadline.left_ms() / 2);
   status = mesh.connect_all(abort, Deadline::after(half));
-  card.failed = status.ok() ? 0 : 1;
+  card.failed = static_cast<uint8_t>(status.code());
   auto connected = introduce(card, status.sentence(), exchange, deadline, "connecting loopback ranks");
   if (!status.ok()) return status;
   if (!connected.ok()) return connected.status();
