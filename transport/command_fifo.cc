@@ -50,8 +50,10 @@ bool CommandFifo::try_push(const Command& command) {
   uint64_t index = atomic(shared_->head).load(std::memory_order_relaxed);
   do {
     // Signed: tail may have passed an old view of head, which the exchange then refuses. Acquire: the consumer
-    // has read the slot before we write it.
-    const uint64_t tail = atomic(shared_->tail).load(std::memory_order_acquire);
+    // has read the slot before we write it. Sequentially consistent, as in pop: a producer that says that it
+    // found no room looks again, the proxy that made room looks whether one said so, and one of the two must
+    // see the other.
+    const uint64_t tail = atomic(shared_->tail).load(std::memory_order_seq_cst);
     if (static_cast<int64_t>(index - tail) >= static_cast<int64_t>(capacity_)) return false;
   } while (!atomic(shared_->head).compare_exchange_weak(index, index + 1, std::memory_order_relaxed));
   publish(index, command);
@@ -76,6 +78,12 @@ void CommandFifo::publish(uint64_t index, const Command& command) {
   atomic(slot.turn).store(turn_of(index), std::memory_order_seq_cst);
 }
 
+bool CommandFifo::has_room() const {
+  const uint64_t head = atomic(shared_->head).load(std::memory_order_relaxed);
+  const uint64_t tail = atomic(shared_->tail).load(std::memory_order_acquire);
+  return static_cast<int64_t>(head - tail) < static_cast<int64_t>(capacity_);
+}
+
 uint64_t CommandFifo::claimed() const { return atomic(shared_->head).load(std::memory_order_relaxed); }
 
 std::optional<Command> CommandFifo::front() const {
@@ -88,6 +96,6 @@ std::optional<Command> CommandFifo::front() const {
   return command;
 }
 
-void CommandFifo::pop() { atomic(shared_->tail).store(++next_, std::memory_order_release); }
+void CommandFifo::pop() { atomic(shared_->tail).store(++next_, std::memory_order_seq_cst); }
 
 }  // namespace mk

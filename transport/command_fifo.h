@@ -35,6 +35,8 @@ class CommandFifo {
   // What a kernel does: claims unconditionally, then tries to publish until the slot is free.
   uint64_t claim();
   bool try_publish(uint64_t index, const Command& command);
+  // Whether try_push would succeed now.
+  bool has_room() const;
   // Commands claimed so far.
   uint64_t claimed() const;
 

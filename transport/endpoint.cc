@@ -67,7 +67,11 @@ class ProxiedEndpoint : public Endpoint, private ProxyHandler {
   void deregister_region(uint32_t region) override;
 
   bool try_post(const Command& command) override {
-    if (!fifo_->try_push(command)) return false;
+    if (!fifo_->try_push(command)) {
+      // From here on the proxy tells us of room; what it made before, we must look for ourselves.
+      starved_.store(true);
+      if (!fifo_->try_push(command)) return false;
+    }
     proxy_->ring();
     return true;
   }
@@ -94,6 +98,7 @@ class ProxiedEndpoint : public Endpoint, private ProxyHandler {
   const char* backend_ = "";
   uint32_t generation_ = 0;  // of the last registration
   std::atomic<uint64_t> completed_{0};
+  std::atomic<bool> starved_{false};  // a producer has found the FIFO full
   SignalCounters signals_;
   RegionTable regions_;
   TransportEvents events_;
@@ -155,7 +160,8 @@ bool ProxiedEndpoint::progress() {
   // Release: who sees the count may overwrite the sources. Only this thread writes it.
   if (events_.completions > 0) completed_.fetch_add(events_.completions, std::memory_order_release);
   for (const auto& failure : events_.failures) fail(failure.peer, failure.status);
-  const bool any = events_.completions > 0 || !events_.signals.empty();
+  const bool room = fifo_->has_room() && starved_.exchange(false);
+  const bool any = events_.completions > 0 || !events_.signals.empty() || room;
   if (any && options_.on_event) options_.on_event();
   return any || !events_.failures.empty();
 }

@@ -103,6 +103,10 @@ TEST_CASE("an abort ends a sender that is blocked by its peer", "[transport]") {
             }
             const uint64_t address = region_address(region.value(), 0);
             const Command put = make_put(1, address, address, 1 << 20, kSignal);
+            // Room in the FIFO wakes the sender, although hardly anything completes.
+            const Deadline prompt = Deadline::after(std::chrono::seconds(10));
+            for (uint32_t n = 0; n < kCreditsPerPeer; ++n) MK_EXPECT(rank.post(put));
+            MK_EXPECT(!prompt.passed());
             post_until_full(rank, put);
             std::thread aborter([&] {
               std::this_thread::sleep_for(milliseconds(100));
