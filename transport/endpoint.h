@@ -18,8 +18,8 @@ namespace mk {
 
 struct EndpointOptions {
   std::string backend;  // "loopback", ...; empty: MK_TRANSPORT, else automatic; the same on every rank
-  // Called by the proxy after it published signals or completions, or made room in a FIFO that was found full. Must
-  // not block.
+  // Called by the proxy after it published signals or completions, or made room in a FIFO that was found full.
+  // Must not block.
   std::function<void()> on_event;
   // Called by the proxy, once a peer, when the link to a peer failed; peer -1: a command of this rank is wrong.
   // Then the proxy raises the abort token with the same status.
