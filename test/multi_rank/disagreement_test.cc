@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Ranks that do not do the same: every rank gets MK_ERROR_MISMATCH naming two of them, at once where they meet,
 // asynchronously where they have launched; and the communicator goes on.
+#include <cstdio>
 #include <random>
-#include <regex>
 #include <set>
 
 #include "test/multi_rank/exact_call.h"
@@ -178,10 +178,11 @@ std::vector<Outcome> prepare_all(ThreadJob& job) {
 // The ranks that a sentence names: "rank 3", "ranks 0 and 2".
 std::set<int> ranks_named(const std::string& sentence) {
   std::set<int> named;
-  const std::regex one("ranks? ([0-9]+)( and ([0-9]+))?");
-  for (std::sregex_iterator match(sentence.begin(), sentence.end(), one), end; match != end; ++match) {
-    named.insert(std::stoi((*match)[1]));
-    if ((*match)[3].matched) named.insert(std::stoi((*match)[3]));
+  for (size_t at = 0; (at = sentence.find("rank", at)) != std::string::npos; ++at) {
+    int first = 0, second = 0;
+    const int found = std::sscanf(sentence.c_str() + at, "ranks %d and %d", &first, &second);
+    if (found == 2) named.insert({first, second});
+    if (std::sscanf(sentence.c_str() + at, "rank %d", &first) == 1) named.insert(first);
   }
   return named;
 }
