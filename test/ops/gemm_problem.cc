@@ -125,49 +125,55 @@ void GemmProblem::draw(double amplitude, double density) {
   }
 }
 
+// Row `i` of `owner`'s for every rank of an all-gather; the largest magnitude.
+double GemmProblem::multiply_gathered(int owner, int64_t i) {
+  const Values& own = a[static_cast<size_t>(owner)];
+  const int64_t row = gemm.owned_begin(nranks, owner) + i;
+  std::copy_n(own.at.begin() + i * gemm.k, gemm.k, gathered.at.begin() + row * gemm.k);
+  double largest = 0;
+  for (size_t rank = 0; rank < c.size(); ++rank) {
+    std::vector<double> sums(static_cast<size_t>(c[rank].columns));
+    multiply_add(own, i, b[rank], sums);
+    for (size_t j = 0; j < sums.size(); ++j) {
+      c[rank](row, static_cast<int64_t>(j)) = sums[j] + (gemm.bias ? bias[rank].at[j] : 0);
+      largest = std::max(largest, std::fabs(sums[j]));
+    }
+  }
+  return largest;
+}
+
+// Row `i` of `owner`'s, summed over the ranks; a bound of the sum of any of them.
+double GemmProblem::multiply_reduced(int owner, int64_t i) {
+  const int64_t row = gemm.owned_begin(nranks, owner) + i;
+  const auto n = static_cast<size_t>(gemm.n);
+  std::vector<double> sums(n), total(n), magnitudes(n);
+  for (size_t rank = 0; rank < c.size(); ++rank) {
+    std::fill(sums.begin(), sums.end(), 0);
+    multiply_add(a[rank], row, b[rank], sums);
+    for (size_t j = 0; j < n; ++j) {
+      total[j] += sums[j];
+      magnitudes[j] += std::fabs(sums[j]);
+    }
+  }
+  const bool scatters = gemm.op == MK_OPERATOR_GEMM_REDUCE_SCATTER;
+  for (int rank = 0; rank < nranks; ++rank) {
+    if (scatters && rank != owner) continue;
+    for (size_t j = 0; j < n; ++j) {
+      c[static_cast<size_t>(rank)](scatters ? i : row, static_cast<int64_t>(j)) =
+          total[j] + (gemm.bias ? bias[static_cast<size_t>(owner)].at[j] : 0);
+    }
+  }
+  return n == 0 ? 0 : *std::max_element(magnitudes.begin(), magnitudes.end());
+}
+
 bool GemmProblem::multiply() {
   gathered = gemm.gathers() ? Values(gemm.m, gemm.k) : Values();
   c.clear();
   for (int rank = 0; rank < nranks; ++rank) c.emplace_back(gemm.c_rows(nranks, rank), gemm.n_of(rank));
   double largest = 0;
-  std::vector<double> sums, total, magnitudes;
   for (int owner = 0; owner < nranks; ++owner) {
     for (int64_t i = 0; i < gemm.owned_rows(nranks, owner); ++i) {
-      const int64_t row = gemm.owned_begin(nranks, owner) + i;
-      if (gemm.gathers()) {
-        std::copy_n(a[static_cast<size_t>(owner)].at.begin() + i * gemm.k, gemm.k,
-                    gathered.at.begin() + row * gemm.k);
-      }
-      total.assign(static_cast<size_t>(gemm.n), 0);
-      magnitudes.assign(static_cast<size_t>(gemm.n), 0);
-      for (int rank = 0; rank < nranks; ++rank) {
-        const auto r = static_cast<size_t>(rank);
-        sums.assign(static_cast<size_t>(gemm.n_of(rank)), 0);
-        multiply_add(gemm.gathers() ? a[static_cast<size_t>(owner)] : a[r], gemm.gathers() ? i : row, b[r],
-                     sums);
-        if (gemm.gathers()) {
-          for (size_t j = 0; j < sums.size(); ++j) {
-            c[r](row, static_cast<int64_t>(j)) = sums[j] + (gemm.bias ? bias[r].at[j] : 0);
-            largest = std::max(largest, std::fabs(sums[j]));
-          }
-          continue;
-        }
-        for (size_t j = 0; j < sums.size(); ++j) {
-          total[j] += sums[j];
-          magnitudes[j] += std::fabs(sums[j]);
-          largest = std::max(largest, magnitudes[j]);  // bounds the sum of any subset of ranks
-        }
-      }
-      if (gemm.gathers()) continue;
-      const Values& added = bias[static_cast<size_t>(owner)];
-      for (int rank = 0; rank < nranks; ++rank) {
-        if (gemm.op == MK_OPERATOR_GEMM_REDUCE_SCATTER && rank != owner) continue;
-        const int64_t place = gemm.op == MK_OPERATOR_GEMM_REDUCE_SCATTER ? i : row;
-        for (int64_t j = 0; j < gemm.n; ++j) {
-          const auto column = static_cast<size_t>(j);
-          c[static_cast<size_t>(rank)](place, j) = total[column] + (gemm.bias ? added.at[column] : 0);
-        }
-      }
+      largest = std::max(largest, gemm.gathers() ? multiply_gathered(owner, i) : multiply_reduced(owner, i));
     }
   }
   for (size_t rank = 0; rank < c.size() && gemm.accumulate; ++rank) {

@@ -87,6 +87,8 @@ struct GemmProblem {
 
  private:
   void draw(double amplitude, double density);
+  double multiply_gathered(int owner, int64_t i);
+  double multiply_reduced(int owner, int64_t i);
   bool multiply();  // false: a partial sum could be too large to be exact
 };
 

@@ -2,7 +2,7 @@
 // A long run of launches between processes: operators, shapes, features and node layouts mixed, each launch
 // checked to the last bit.
 //   soak --launches N --seed S [--ranks W] [--nodes N]
-// Jobs of a few hundred launches follow one another, so that communicators are made and ended too. Ranks and
+// Jobs of a hundred launches follow one another, so that communicators are made and ended too. Ranks and
 // nodes that are not given vary from job to job.
 #include <chrono>
 #include <cstdio>
@@ -17,7 +17,7 @@ using namespace mk::test;
 
 namespace {
 
-constexpr uint64_t kLaunchesPerJob = 300;
+constexpr uint64_t kLaunchesPerJob = 100;
 
 struct Options {
   uint64_t launches = 1000;
