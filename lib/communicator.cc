@@ -354,7 +354,8 @@ Status Communicator::meet(MeetingKind kind, const std::string& what, std::span<c
     }
     if (Status quiet = quiesce(expected, epoch, deadline); !quiet.ok()) return fatal(std::move(quiet));
     // The one that is in recovery itself adds the same words.
-    return Status(MK_ERROR_MISMATCH, (kind == MeetingKind::recover ? "" : "ranks disagree: ") + recovering->what);
+    return Status(MK_ERROR_MISMATCH,
+                  (kind == MeetingKind::recover ? "" : "ranks disagree: ") + recovering->what);
   }
   for (int peer = 1; peer < nranks_; ++peer) {
     if (blocks[peer].kind == blocks[0].kind && blocks[peer].payload == blocks[0].payload) continue;
