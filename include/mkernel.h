@@ -355,8 +355,8 @@ MK_API mk_status_t mk_comm_get_flight_record(mk_comm_t comm, mk_flight_entry_t *
 /* ------------------------------------------------------- symmetric memory */
 
 /* Allocates `bytes` (the same on every rank) of memory that ranks of a node can write to directly: where
- * an operator's field says so, peers write an output placed here without staging. 256-byte aligned; host memory on the host executor, device
- * memory on CUDA. Host-collective. Memory belongs to the communicator: mk_mem_free, or mk_comm_destroy, frees it.
+ * an operator's field says so, peers write an output placed here without staging. 256-byte aligned; host
+ * memory on the host executor, device memory on CUDA. Host-collective. Memory belongs to the communicator: mk_mem_free, or mk_comm_destroy, frees it.
  * MK_ERROR_INVALID_ARGUMENT: ptr NULL or bytes 0. MK_ERROR_MISMATCH: ranks ask for different sizes.
  * MK_ERROR_OUT_OF_MEMORY: a rank (named) has none, or max_workspace_bytes. MK_ERROR_TIMEOUT, _REMOTE, _ABORTED, _BUSY. */
 MK_API mk_status_t mk_mem_alloc(mk_comm_t comm, size_t bytes, void **ptr);
