@@ -66,16 +66,16 @@ class Executor {
   virtual int num_threads() const = 0;
 
   // What a call would run with. Pure.
-  virtual Result<mk_plan_t> plan(const GemmCall& call) const = 0;
-  virtual bool prepared(const GemmCall& call) const = 0;
+  virtual Result<mk_plan_t> plan(const OperatorCall& call) const = 0;
+  virtual bool prepared(const OperatorCall& call) const = 0;
   // Allocates for calls up to `call`'s sizes. Collective: every rank with equal sizes.
-  virtual Status prepare(const GemmCall& call, Deadline deadline) = 0;
+  virtual Status prepare(const OperatorCall& call, Deadline deadline) = 0;
   virtual size_t workspace_bytes() const = 0;  // allocated so far
   // Another symmetric memory of this executor's kind, for the user's allocations. Collective.
   virtual Result<std::unique_ptr<SymmetricMemory>> make_memory(Deadline deadline) = 0;
 
   // Enqueues a prepared call.
-  virtual Status enqueue(const GemmCall& call, mk_stream_t stream) = 0;
+  virtual Status enqueue(const OperatorCall& call, mk_stream_t stream) = 0;
   // Is the stream being captured into a graph?
   virtual Result<bool> capturing(mk_stream_t stream) = 0;
   // Waits for what was enqueued. Ends by itself when the abort token is raised.

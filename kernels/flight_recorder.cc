@@ -10,10 +10,13 @@ int64_t FlightRecorder::now_us() const {
       .count();
 }
 
-void FlightRecorder::record(uint64_t epoch, const GemmCall& call, State state) {
+void FlightRecorder::record(uint64_t epoch, const OperatorCall& call, State state) {
   std::lock_guard lock(mutex_);
   mk_flight_entry_t& entry = entries_[epoch % kEntries];
-  if (entry.epoch != epoch) entry = {epoch, call.op, state, {call.m, call.n, call.k, 0}, now_us(), 0};
+  if (entry.epoch != epoch) {
+    const std::array<int64_t, 4> shape = flight_shape(call);
+    entry = {epoch, operator_of(call), state, {shape[0], shape[1], shape[2], shape[3]}, now_us(), 0};
+  }
   if (state == running) entry.start_us = now_us();
   if (state == completed || state == failed) entry.duration_us = now_us() - entry.start_us;
   entry.state = state;

@@ -15,7 +15,7 @@ class FlightRecorder {
   enum State : int32_t { running = 1, completed = 2, failed = 3 };
 
   // Records that launch `epoch` is now in `state`.
-  void record(uint64_t epoch, const GemmCall& call, State state);
+  void record(uint64_t epoch, const OperatorCall& call, State state);
   // All recorded launches have completed, as far as the host can tell.
   void complete();
   // The last launches, oldest first.

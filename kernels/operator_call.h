@@ -1,56 +1,37 @@
 // SPDX-License-Identifier: MIT
-// One call of a GEMM operator after the API has checked and completed it: no defaults left, whatever the
-// operator.
+// One call of any operator, checked and completed, and what communicator and executors ask of it without
+// knowing which. A kind of call answers with overloads of its own (gemm_call.h is the model).
 #pragma once
 
-#include <cstdint>
+#include <variant>
 
-#include "mkernel.h"
+#include "gemm_call.h"
+#include "moe_call.h"
+#include "ring_attention_call.h"
 
 namespace mk {
 
-struct GemmCall {
-  mk_operator_t op = MK_OPERATOR_NONE;
-  int64_t m = 0;  // rows over all ranks
-  int64_t n = 0;
-  int64_t k = 0;
-  mk_dtype_t dtype = MK_DTYPE_BF16;
-  mk_dtype_t out_dtype = MK_DTYPE_BF16;
-  mk_dtype_t comm_dtype = MK_DTYPE_BF16;  // equal to dtype for the all-gather
-  mk_dtype_t bias_dtype = MK_DTYPE_BF16;
-  mk_layout_t b_layout = MK_LAYOUT_KN;
-  bool accumulate = false;
-  const void* a = nullptr;
-  int64_t lda = 0;
-  const void* b = nullptr;
-  int64_t ldb = 0;
-  void* c = nullptr;
-  int64_t ldc = 0;
-  const void* bias = nullptr;
-  void* a_gathered = nullptr;
-  int64_t lda_gathered = 0;
-  mk_tuning_t tuning = MK_TUNING_INIT;
-};
+using OperatorCall = std::variant<GemmCall, MoeCall, RingAttentionCall>;
 
-// Bytes of an element; 0 for a type that is not one of matrices.
-constexpr int element_bytes(mk_dtype_t dtype) {
-  switch (dtype) {
-    case MK_DTYPE_BF16:
-    case MK_DTYPE_FP16:
-      return 2;
-    case MK_DTYPE_FP32:
-      return 4;
-    default:
-      return 0;
-  }
-}
+mk_operator_t operator_of(const OperatorCall& call);
+// Its sizes for a sentence: "m=4096, n=1024, k=4096, bf16".
+std::string sizes_of(const OperatorCall& call);
+// What a flight entry says of it; mk_flight_entry_t says what stands where.
+std::array<int64_t, 4> flight_shape(const OperatorCall& call);
+// Were buffers prepared for `maxima` also prepared for `call`? Looks at globally equal fields only, so that all
+// ranks come to the same answer.
+bool covers(const OperatorCall& maxima, const OperatorCall& call);
+// What an unprepared call prepares: globally equal fields alone.
+OperatorCall maxima_of(const OperatorCall& call);
+// What all ranks that prepare must have equal, tuning included.
+std::vector<int64_t> agreed_fields(const OperatorCall& call);
+// The launch record but for the place of a symmetric output.
+EntryRecord make_entry(const OperatorCall& call, uint64_t epoch);
+PeerOutput peer_output(const OperatorCall& call);
 
-// The inner size that decides how many bytes travel: k for the all-gather, n for the reductions.
-constexpr int64_t travelling_columns(const GemmCall& call) {
-  return call.op == MK_OPERATOR_ALLGATHER_GEMM ? call.k : call.n;
-}
-
-const char* operator_name(mk_operator_t op);
-const char* dtype_name(mk_dtype_t dtype);
+// "allgather_gemm(m=4096, k=4096, bf16)": the globally equal part of a launch.
+std::string describe(const EntryRecord& entry);
+// The first thing in which two entries differ, e.g. "rank 0 called ..., rank 2 called ..."; empty if none.
+std::string difference(const EntryRecord& a, int rank_a, const EntryRecord& b, int rank_b);
 
 }  // namespace mk

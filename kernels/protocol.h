@@ -80,9 +80,17 @@ struct alignas(16) EntryRecord {
   uint64_t tuning_hash;
   uint64_t output_offset;  // of an output in symmetric memory that peers may write to, or kNoOutput
   int64_t output_ld;
-  uint64_t reserved[3];
+  uint64_t modes[3];  // what else an operator has globally equal
 };
 inline constexpr uint64_t kNoOutput = ~0ull;
+
+// A caller's output that peers may write to directly, if it lies in symmetric memory.
+struct PeerOutput {
+  const void* data = nullptr;
+  size_t bytes = 0;
+  int64_t ld = 0;
+};
+
 static_assert(sizeof(EntryRecord) == 96 && offsetof(EntryRecord, shape) == 16);
 
 // Flags: one 64-bit word a transfer unit, written by exactly one rank, which stores the epoch of the launch

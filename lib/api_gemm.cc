@@ -1,75 +1,48 @@
 // SPDX-License-Identifier: MIT
 // The C interface of the GEMM operators.
-#include "api.h"
+#include "api_operator.h"
 #include "gemm_arguments.h"
-#include "group.h"
-#include "struct_size.h"
 
 namespace mk::api {
 namespace {
 
-mk_status_t prepare(mk_comm_t comm, mk_operator_t op, const char* function, const mk_gemm_maxima_t* maxima) {
-  const Result<GemmCall> call = to_call(op, maxima);
-  if (!call.ok()) return finish(call.status(), communicators().find(reinterpret_cast<uint64_t>(comm)).get());
-  return host_collective(
-      comm, function, [call = call.value()](Communicator& communicator) { return communicator.prepare(call); });
-}
-
-mk_status_t workspace_bytes(mk_comm_t comm, mk_operator_t op, const char* function,
-                            const mk_gemm_maxima_t* maxima, size_t* bytes) {
-  return with_communicator(comm, function, [&](Communicator& communicator) -> Status {
-    if (bytes == nullptr) {
-      return Status(MK_ERROR_INVALID_ARGUMENT, format("%s: bytes: expected a pointer, saw NULL", function));
-    }
-    const Result<GemmCall> call = to_call(op, maxima);
-    if (!call.ok()) return call.status();
-    const Result<size_t> needed = communicator.workspace_needed(call.value());
-    if (needed.ok()) *bytes = needed.value();
-    return needed.status();
-  });
+template <class Arguments>
+ReadCall read_sizes(const Arguments* args) {
+  return [args](const Communicator&) { return any_call(to_call(args)); };
 }
 
 template <class Arguments>
-mk_status_t plan(mk_comm_t comm, const char* function, const Arguments* args, mk_plan_t* plan_out) {
-  return with_communicator(comm, function, [&](Communicator& communicator) -> Status {
+ReadCall read_checked(const Arguments* args) {
+  return [args](const Communicator& communicator) -> Result<OperatorCall> {
     const Result<GemmCall> call = to_call(args);
-    if (!call.ok()) return call.status();
-    const Result<mk_plan_t> chosen = communicator.executor().plan(call.value());
-    if (!chosen.ok()) return chosen.status();
-    return write_struct(chosen.value(), sizeof(mk_plan_t), format("%s: plan", function).c_str(), plan_out);
-  });
+    if (call.ok()) MK_RETURN_IF_ERROR(check_buffers(call.value(), communicator.rank(), communicator.nranks()));
+    return any_call(call);
+  };
 }
 
-template <class Arguments>
-mk_status_t launch(mk_comm_t comm, const char* function, const Arguments* args, mk_stream_t stream) {
-  return with_communicator(comm, function, [&](Communicator& communicator) -> Status {
-    MK_RETURN_IF_ERROR(communicator.usable());
-    const Result<GemmCall> call = to_call(args);
-    if (!call.ok()) return call.status();
-    MK_RETURN_IF_ERROR(check_buffers(call.value(), communicator.rank(), communicator.nranks()));
-    MK_RETURN_IF_ERROR(communicator.check_stream(stream));
-    return communicator.enqueue(call.value(), stream, !group::active());
-  });
+ReadCall read_maxima(mk_operator_t op, const mk_gemm_maxima_t* maxima) {
+  return [op, maxima](const Communicator&) { return any_call(to_call(op, maxima)); };
 }
 
 }  // namespace
 }  // namespace mk::api
 
+using namespace mk;
 using namespace mk::api;
 
 // One operator: its four functions.
 #define MK_GEMM_OPERATOR(name, operator_id)                                                                \
   mk_status_t mk_##name##_prepare(mk_comm_t comm, const mk_gemm_maxima_t* maxima) {                        \
-    return prepare(comm, operator_id, "mk_" #name "_prepare", maxima);                                     \
+    return prepare(comm, "mk_" #name "_prepare", any_call(to_call(operator_id, maxima)));                  \
   }                                                                                                        \
   mk_status_t mk_##name##_workspace_bytes(mk_comm_t comm, const mk_gemm_maxima_t* maxima, size_t* bytes) { \
-    return workspace_bytes(comm, operator_id, "mk_" #name "_workspace_bytes", maxima, bytes);              \
+    return workspace_bytes(comm, "mk_" #name "_workspace_bytes", read_maxima(operator_id, maxima), bytes); \
   }                                                                                                        \
   mk_status_t mk_##name##_plan(mk_comm_t comm, const mk_##name##_args_t* args, mk_plan_t* plan_out) {      \
-    return plan(comm, "mk_" #name "_plan", args, plan_out);                                                \
+    return plan(comm, "mk_" #name "_plan", read_sizes(args), plan_out);                                    \
   }                                                                                                        \
   mk_status_t mk_##name(mk_comm_t comm, const mk_##name##_args_t* args, mk_stream_t stream) {              \
-    return launch(comm, "mk_" #name, args, stream);                                                        \
+    return launch(comm, "mk_" #name, read_checked(args), stream);                                          \
   }
 
 extern "C" {

@@ -75,18 +75,9 @@ struct MeetingBlock {
   }
 };
 
-Bytes payload_of(const GemmCall& call) {
+Bytes payload_of(const OperatorCall& call) {
   WireWriter writer;
-  const mk_tuning_t& tuning = call.tuning;
-  for (const int64_t field :
-       {static_cast<int64_t>(call.op), call.m, call.n, call.k, static_cast<int64_t>(call.dtype),
-        static_cast<int64_t>(call.out_dtype), static_cast<int64_t>(call.comm_dtype),
-        static_cast<int64_t>(tuning.algorithm), static_cast<int64_t>(tuning.compute_ctas),
-        static_cast<int64_t>(tuning.copy_ctas), static_cast<int64_t>(tuning.send_ctas),
-        static_cast<int64_t>(tuning.receive_ctas), static_cast<int64_t>(tuning.reduce_ctas),
-        static_cast<int64_t>(tuning.tile_m), static_cast<int64_t>(tuning.tile_n), tuning.chunk_bytes}) {
-    writer.integer(field);
-  }
+  for (const int64_t field : agreed_fields(call)) writer.integer(field);
   return writer.take();
 }
 
@@ -495,16 +486,14 @@ Status Communicator::finalize() {
   return asynchronous_status();
 }
 
-Result<size_t> Communicator::workspace_needed(const GemmCall& call) const {
+Result<size_t> Communicator::workspace_needed(const OperatorCall& call) const {
   const Result<mk_plan_t> plan = executor_->plan(call);
   if (!plan.ok()) return plan.status();
   return static_cast<size_t>(plan.value().workspace_bytes);
 }
 
-Status Communicator::prepare(const GemmCall& call) {
-  const std::string what =
-      format("%s prepare(m=%lld, n=%lld, k=%lld, %s)", operator_name(call.op), static_cast<long long>(call.m),
-             static_cast<long long>(call.n), static_cast<long long>(call.k), dtype_name(call.dtype));
+Status Communicator::prepare(const OperatorCall& call) {
+  const std::string what = format("%s prepare(%s)", operator_name(operator_of(call)), sizes_of(call).c_str());
   const Deadline deadline = step_deadline();
   // What cannot be planned needs no other rank to be refused.
   const Result<size_t> needed = workspace_needed(call);
@@ -519,11 +508,11 @@ Status Communicator::prepare(const GemmCall& call) {
                          static_cast<unsigned long long>(config_.max_workspace_bytes)));
   }
   if (Status done = executor_->prepare(call, deadline); !done.ok()) return fatal(std::move(done));
-  prepared_bits_ |= 1 << call.op;
+  prepared_bits_ |= 1 << operator_of(call);
   return {};
 }
 
-Status Communicator::enqueue(const GemmCall& call, mk_stream_t stream, bool may_prepare) {
+Status Communicator::enqueue(const OperatorCall& call, mk_stream_t stream, bool may_prepare) {
   const Result<mk_plan_t> plan = executor_->plan(call);
   if (!plan.ok()) return plan.status();
   if (!plan.value().prepared) {
@@ -533,17 +522,13 @@ Status Communicator::enqueue(const GemmCall& call, mk_stream_t stream, bool may_
       const char* why = capturing.value() ? "the stream is being captured"
                         : may_prepare     ? "require_prepare is set"
                                           : "the call is inside a group";
-      return Status(
-          MK_ERROR_NOT_PREPARED,
-          format("%s(m=%lld, n=%lld, k=%lld) is beyond what was prepared and %s; call mk_%s_prepare first",
-                 operator_name(call.op), static_cast<long long>(call.m), static_cast<long long>(call.n),
-                 static_cast<long long>(call.k), why, operator_name(call.op)));
+      return Status(MK_ERROR_NOT_PREPARED,
+                    format("%s(%s) is beyond what was prepared and %s; call mk_%s_prepare first",
+                           operator_name(operator_of(call)), sizes_of(call).c_str(), why,
+                           operator_name(operator_of(call))));
     }
     // From globally equal fields alone: the others may differ between ranks.
-    GemmCall maxima = call;
-    (call.op == MK_OPERATOR_ALLGATHER_GEMM ? maxima.n : maxima.k) = 0;
-    if (call.op == MK_OPERATOR_ALLGATHER_GEMM) maxima.out_dtype = call.dtype;
-    MK_RETURN_IF_ERROR(prepare(maxima));
+    MK_RETURN_IF_ERROR(prepare(maxima_of(call)));
   }
   return executor_->enqueue(call, stream);
 }

@@ -47,10 +47,10 @@ class Communicator {
   int rank() const { return rank_; }
   int nranks() const { return nranks_; }
 
-  Status prepare(const GemmCall& call);
-  Status enqueue(const GemmCall& call, mk_stream_t stream, bool may_prepare);
+  Status prepare(const OperatorCall& call);
+  Status enqueue(const OperatorCall& call, mk_stream_t stream, bool may_prepare);
   Status synchronize(mk_stream_t stream);
-  Result<size_t> workspace_needed(const GemmCall& call) const;
+  Result<size_t> workspace_needed(const OperatorCall& call) const;
 
   Result<void*> mem_alloc(size_t bytes);
   Status mem_free(void* pointer);

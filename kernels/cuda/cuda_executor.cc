@@ -72,7 +72,12 @@ CudaExecutor::~CudaExecutor() {
 // The most that any plan for this number of SMs asks for: the largest tile, cut for every SM.
 size_t CudaExecutor::max_workspace_bytes() const { return PartialsLayout(num_sms_, 128, 256).num_bytes; }
 
-Result<mk_plan_t> CudaExecutor::plan(const GemmCall& call) const {
+Result<mk_plan_t> CudaExecutor::plan(const OperatorCall& any) const {
+  if (!std::holds_alternative<GemmCall>(any)) {
+    return Status(MK_ERROR_UNSUPPORTED, format("mk_%s is not built for GPUs yet; use MK_DEVICE_HOST",
+                                               operator_name(operator_of(any))));
+  }
+  const auto& call = std::get<GemmCall>(any);
   const GemmPlan chosen = gemm_plan(shape_of(call), num_sms_);
   mk_plan_t plan = MK_PLAN_INIT;
   plan.compute_ctas = chosen.num_ctas();
@@ -83,7 +88,7 @@ Result<mk_plan_t> CudaExecutor::plan(const GemmCall& call) const {
   return plan;
 }
 
-Status CudaExecutor::prepare(const GemmCall&, Deadline) {
+Status CudaExecutor::prepare(const OperatorCall&, Deadline) {
   if (workspace_ != nullptr) return {};
   const CurrentDevice current(device_);
   if (current.error() != cudaSuccess) return cuda_error(current.error(), "cudaSetDevice");
@@ -115,12 +120,12 @@ Result<bool> CudaExecutor::capturing(mk_stream_t stream) {
   return status != cudaStreamCaptureStatusNone;
 }
 
-Status CudaExecutor::enqueue(const GemmCall& call, mk_stream_t stream) {
+Status CudaExecutor::enqueue(const OperatorCall& call, mk_stream_t stream) {
   const CurrentDevice current(device_);
   if (current.error() != cudaSuccess) return cuda_error(current.error(), "cudaSetDevice");
   const uint64_t epoch = ++epoch_;
   flight_.record(epoch, call, FlightRecorder::running);
-  Status status = enqueue_on_device(call, stream);
+  Status status = enqueue_on_device(std::get<GemmCall>(call), stream);
   if (!status.ok()) flight_.record(epoch, call, FlightRecorder::failed);
   return status;
 }

@@ -21,12 +21,12 @@ class CudaExecutor : public Executor {
   mk_device_t device() const override { return MK_DEVICE_CUDA; }
   int cuda_device() const override { return device_; }
   int num_threads() const override { return 0; }
-  Result<mk_plan_t> plan(const GemmCall& call) const override;
-  bool prepared(const GemmCall&) const override { return workspace_ != nullptr; }
-  Status prepare(const GemmCall& call, Deadline deadline) override;
+  Result<mk_plan_t> plan(const OperatorCall& call) const override;
+  bool prepared(const OperatorCall&) const override { return workspace_ != nullptr; }
+  Status prepare(const OperatorCall& call, Deadline deadline) override;
   size_t workspace_bytes() const override { return workspace_ ? max_workspace_bytes() : 0; }
   Result<std::unique_ptr<SymmetricMemory>> make_memory(Deadline deadline) override;
-  Status enqueue(const GemmCall& call, mk_stream_t stream) override;
+  Status enqueue(const OperatorCall& call, mk_stream_t stream) override;
   Result<bool> capturing(mk_stream_t stream) override;
   Status synchronize(mk_stream_t stream) override;
   uint64_t epoch() const override { return epoch_; }

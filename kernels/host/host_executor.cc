@@ -10,15 +10,6 @@ namespace {
 constexpr const HostOperator* kOperators[] = {&kHostAllgatherGemm, &kHostGemmReduceScatter,
                                               &kHostGemmAllreduce};
 
-// Were buffers prepared for `maxima` also prepared for `call`? Looks at globally equal fields only, so that all
-// ranks come to the same answer.
-bool covers(const GemmCall& maxima, const GemmCall& call) {
-  return maxima.op == call.op && element_bytes(maxima.comm_dtype) >= element_bytes(call.comm_dtype) &&
-         (call.op != MK_OPERATOR_GEMM_ALLREDUCE ||
-          element_bytes(maxima.out_dtype) >= element_bytes(call.out_dtype)) &&
-         maxima.m >= call.m && travelling_columns(maxima) >= travelling_columns(call);
-}
-
 }  // namespace
 
 const HostOperator* host_operator(mk_operator_t op) {
@@ -43,25 +34,25 @@ HostExecutor::~HostExecutor() {
   thread_.join();
 }
 
-Result<mk_plan_t> HostExecutor::plan(const GemmCall& call) const {
-  const HostOperator* op = host_operator(call.op);
+Result<mk_plan_t> HostExecutor::plan(const OperatorCall& call) const {
+  const HostOperator* op = host_operator(operator_of(call));
   if (op == nullptr) {
     return Status(MK_ERROR_UNSUPPORTED,
-                  format("%s is not built for the host executor", operator_name(call.op)));
+                  format("%s is not built for the host executor", operator_name(operator_of(call))));
   }
   Result<mk_plan_t> plan = op->plan(call, rank_->view(), num_threads_);
   if (plan.ok()) plan->prepared = prepared(call) ? 1 : 0;
   return plan;
 }
 
-const HostExecutor::Prepared* HostExecutor::find_prepared(const GemmCall& call) const {
+const HostExecutor::Prepared* HostExecutor::find_prepared(const OperatorCall& call) const {
   for (const Prepared& candidate : prepared_) {
     if (covers(candidate.maxima, call)) return &candidate;
   }
   return nullptr;
 }
 
-Status HostExecutor::prepare(const GemmCall& call, Deadline deadline) {
+Status HostExecutor::prepare(const OperatorCall& call, Deadline deadline) {
   if (find_prepared(call) != nullptr) return {};
   const Result<mk_plan_t> wanted = plan(call);
   if (!wanted.ok()) return wanted.status();
@@ -79,7 +70,7 @@ Status HostExecutor::prepare(const GemmCall& call, Deadline deadline) {
   return {};
 }
 
-Status HostExecutor::enqueue(const GemmCall& call, mk_stream_t) {
+Status HostExecutor::enqueue(const OperatorCall& call, mk_stream_t) {
   const Prepared* prepared = find_prepared(call);
   const Result<mk_plan_t> chosen = plan(call);
   if (!chosen.ok()) return chosen.status();
@@ -145,7 +136,7 @@ void HostExecutor::run(const Queued& queued, uint64_t epoch) {
   bool ran = false;
   if (!context_.abort.raised()) {
     launch.publish_entry();
-    std::vector<Role> roles = host_operator(queued.call.op)->roles(launch);
+    std::vector<Role> roles = host_operator(launch.op())->roles(launch);
     roles.emplace_back("entry", [&launch](Waiter& waiter) { run_entry_role(launch, waiter); });
     std::vector<std::function<void()>> functions;
     for (const Role& role : roles) {
@@ -164,7 +155,7 @@ void HostExecutor::run(const Queued& queued, uint64_t epoch) {
 void HostExecutor::finish(HostLaunch& launch, bool ran) {
   if (context_.abort.raised()) return;
   mk_async_error_t error = MK_ASYNC_ERROR_INIT;
-  error.op = launch.call.op;
+  error.op = launch.op();
   error.rank = -1;
   error.waiter_rank = -1;
   error.epoch = launch.epoch;
@@ -173,7 +164,7 @@ void HostExecutor::finish(HostLaunch& launch, bool ran) {
     context_.report(error,
                     format("%s: the system gave no thread for a role; lower host_threads (%d) or raise the "
                            "process' thread limit",
-                           operator_name(launch.call.op), num_threads_));
+                           operator_name(launch.op()), num_threads_));
     return;
   }
   // The launch ends when the network no longer reads what it posted.

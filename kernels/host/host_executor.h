@@ -23,14 +23,14 @@ class HostExecutor : public Executor {
   mk_device_t device() const override { return MK_DEVICE_HOST; }
   int cuda_device() const override { return -1; }
   int num_threads() const override { return num_threads_; }
-  Result<mk_plan_t> plan(const GemmCall& call) const override;
-  bool prepared(const GemmCall& call) const override { return find_prepared(call) != nullptr; }
-  Status prepare(const GemmCall& call, Deadline deadline) override;
+  Result<mk_plan_t> plan(const OperatorCall& call) const override;
+  bool prepared(const OperatorCall& call) const override { return find_prepared(call) != nullptr; }
+  Status prepare(const OperatorCall& call, Deadline deadline) override;
   size_t workspace_bytes() const override { return rank_->memory().size(); }
   Result<std::unique_ptr<SymmetricMemory>> make_memory(Deadline deadline) override {
     return make_host_symmetric_memory(context_.topology, context_.exchange, context_.abort, deadline);
   }
-  Status enqueue(const GemmCall& call, mk_stream_t stream) override;
+  Status enqueue(const OperatorCall& call, mk_stream_t stream) override;
   Result<bool> capturing(mk_stream_t) override { return false; }
   Status synchronize(mk_stream_t stream) override;
   uint64_t epoch() const override;
@@ -47,16 +47,16 @@ class HostExecutor : public Executor {
  private:
   // Sizes that calls may have, and the arena that they then use.
   struct Prepared {
-    GemmCall maxima;
+    OperatorCall maxima;
     size_t arena;
   };
   struct Queued {
-    GemmCall call;
+    OperatorCall call;
     mk_plan_t plan;
     size_t arena;
   };
 
-  const Prepared* find_prepared(const GemmCall& call) const;
+  const Prepared* find_prepared(const OperatorCall& call) const;
   void serve();
   void run(const Queued& launch, uint64_t epoch);
   void finish(HostLaunch& launch, bool ran);

@@ -6,25 +6,13 @@
 namespace mk {
 namespace {
 
-uint64_t hash_tuning(const mk_tuning_t& tuning) {
-  const int64_t fields[] = {tuning.algorithm, tuning.compute_ctas, tuning.copy_ctas,
-                            tuning.send_ctas, tuning.receive_ctas, tuning.reduce_ctas,
-                            tuning.tile_m,    tuning.tile_n,       tuning.chunk_bytes};
-  uint64_t hash = 14695981039346656037ull;  // FNV-1a, 64 bits
-  for (const int64_t field : fields) {
-    for (int shift = 0; shift < 64; shift += 8) {
-      hash = (hash ^ (static_cast<uint64_t>(field) >> shift & 0xff)) * 1099511628211ull;
-    }
-  }
-  return hash;
-}
-
 // A record is written once a launch: the epoch last, so that a reader of the epoch sees the rest.
 void store_entry(EntryRecord* slot, const EntryRecord& record) {
   slot->op = record.op;
   slot->dtypes = record.dtypes;
   std::memcpy(slot->shape, record.shape, sizeof slot->shape);
   slot->tuning_hash = record.tuning_hash;
+  std::memcpy(slot->modes, record.modes, sizeof slot->modes);
   slot->output_offset = record.output_offset;
   slot->output_ld = record.output_ld;
   std::atomic_ref<uint64_t>(slot->epoch).store(record.epoch, std::memory_order_release);
@@ -32,7 +20,7 @@ void store_entry(EntryRecord* slot, const EntryRecord& record) {
 
 }  // namespace
 
-HostLaunch::HostLaunch(HostRank& rank_in, const ExecutorContext& context_in, const GemmCall& call_in,
+HostLaunch::HostLaunch(HostRank& rank_in, const ExecutorContext& context_in, const OperatorCall& call_in,
                        const mk_plan_t& plan_in, const Arena& arena, uint64_t epoch_in)
     : rank(rank_in),
       context(context_in),
@@ -71,22 +59,12 @@ bool HostLaunch::direct_output(int a, int b) const {
 }
 
 EntryRecord HostLaunch::make_entry() const {
-  EntryRecord record{};
-  record.epoch = epoch;
-  record.op = call.op;
-  record.output_offset = kNoOutput;
-  record.shape[0] = call.m;
-  record.shape[1] = travelling_columns(call);
-  record.dtypes = static_cast<uint32_t>(call.dtype);
-  if (call.op != MK_OPERATOR_ALLGATHER_GEMM) {
-    record.dtypes |= static_cast<uint32_t>(call.out_dtype) << 8 | static_cast<uint32_t>(call.comm_dtype) << 16;
-  }
-  record.tuning_hash = hash_tuning(call.tuning);
-  if (call.a_gathered != nullptr && call.m > 0 && call.k > 0) {
-    const size_t bytes = static_cast<size_t>((call.m - 1) * call.lda_gathered + call.k) * 2;
-    if (const auto offset = context.symmetric_offset(call.a_gathered, bytes)) {
+  EntryRecord record = mk::make_entry(call, epoch);
+  const PeerOutput output = peer_output(call);
+  if (output.data != nullptr) {
+    if (const auto offset = context.symmetric_offset(output.data, output.bytes)) {
       record.output_offset = *offset;
-      record.output_ld = call.lda_gathered;
+      record.output_ld = output.ld;
     }
   }
   return record;
@@ -147,7 +125,7 @@ bool Waiter::put(int peer, uint64_t source, uint64_t target, size_t bytes, int s
 void Waiter::report_timeout(const WaitTarget& target) {
   mk_async_error_t error = MK_ASYNC_ERROR_INIT;
   error.status = MK_ERROR_TIMEOUT;
-  error.op = launch_.call.op;
+  error.op = launch_.op();
   error.rank = target.peer;
   error.waiter_rank = launch_.view().rank;
   error.epoch = launch_.epoch;
@@ -163,27 +141,9 @@ void Waiter::report_timeout(const WaitTarget& target) {
              "That rank has "
              "entered the launch but does not go on; look at its own error, or raise wait_timeout_ms",
              error.waiter_rank, role_, static_cast<long long>(launch_.context.config.wait_timeout_ms),
-             operator_name(launch_.call.op), static_cast<unsigned long long>(launch_.epoch), target.object,
+             operator_name(launch_.op()), static_cast<unsigned long long>(launch_.epoch), target.object,
              static_cast<unsigned long long>(target.index), from.c_str(),
              static_cast<unsigned long long>(target.seen), static_cast<unsigned long long>(target.expected)));
-}
-
-std::string describe(const EntryRecord& entry) {
-  const auto op = static_cast<mk_operator_t>(entry.op);
-  return format("%s(m=%lld, %s=%lld, %s)", operator_name(op), static_cast<long long>(entry.shape[0]),
-                op == MK_OPERATOR_ALLGATHER_GEMM ? "k" : "n", static_cast<long long>(entry.shape[1]),
-                dtype_name(static_cast<mk_dtype_t>(entry.dtypes & 0xff)));
-}
-
-std::string difference(const EntryRecord& a, int rank_a, const EntryRecord& b, int rank_b) {
-  if (a.op == b.op && a.dtypes == b.dtypes && std::memcmp(a.shape, b.shape, sizeof a.shape) == 0) {
-    if (a.tuning_hash == b.tuning_hash) return {};
-    return format("ranks %d and %d called %s with different tuning", rank_a, rank_b, describe(a).c_str());
-  }
-  std::string text =
-      format("rank %d called %s, rank %d called %s", rank_a, describe(a).c_str(), rank_b, describe(b).c_str());
-  if (describe(a) == describe(b)) text += " with different out_dtype or comm_dtype";
-  return text;
 }
 
 namespace {

@@ -27,18 +27,22 @@ struct WaitTarget {
 
 class HostLaunch {
  public:
-  HostLaunch(HostRank& rank, const ExecutorContext& context, const GemmCall& call, const mk_plan_t& plan,
+  HostLaunch(HostRank& rank, const ExecutorContext& context, const OperatorCall& call, const mk_plan_t& plan,
              const Arena& arena, uint64_t epoch);
 
   HostRank& rank;
   const ExecutorContext& context;
-  const GemmCall& call;
+  const OperatorCall& call;
   const mk_plan_t& plan;
   const uint64_t epoch;
   const int bank;
   const HostHooks* const hooks;
 
   const TopologyView& view() const { return rank.view(); }
+  mk_operator_t op() const { return operator_of(call); }
+  const GemmCall& gemm() const { return std::get<GemmCall>(call); }
+  const MoeCall& moe() const { return std::get<MoeCall>(call); }
+  const RingAttentionCall& attention() const { return std::get<RingAttentionCall>(call); }
 
   // --- receive areas of this epoch's bank
   std::byte* area(size_t offset) const { return peer_area(view().local_rank(), offset); }
@@ -123,11 +127,6 @@ bool perform_all(Waiter& waiter, std::vector<Item>& items, const Perform& perfor
 }
 
 using Role = std::pair<const char*, std::function<void(Waiter&)>>;
-
-// "allgather_gemm(m=4096, n=1024, k=4096, bf16)": the globally equal part of a launch.
-std::string describe(const EntryRecord& entry);
-// The first thing in which two entries differ, e.g. "m is 4096 on rank 0 and 8192 on rank 2"; empty if none.
-std::string difference(const EntryRecord& a, int rank_a, const EntryRecord& b, int rank_b);
 
 // The entry role: announces this launch to other nodes, passes on what arrives, compares, waits for all.
 void run_entry_role(HostLaunch& launch, Waiter& waiter);

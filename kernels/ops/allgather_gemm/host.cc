@@ -33,8 +33,8 @@ struct State {
 
   explicit State(HostLaunch& in)
       : launch(in),
-        schedule(make_schedule(in.call, in.plan, in.view())),
-        num_columns(ceil_div(in.call.n, in.plan.tile_n)) {
+        schedule(make_schedule(in.gemm(), in.plan, in.view())),
+        num_columns(ceil_div(in.gemm().n, in.plan.tile_n)) {
     for (int position = 0; position < launch.view().nranks && num_columns > 0; ++position) {
       const int source = schedule.source_at(position);
       for (int64_t tile = 0; tile < schedule.tile_rows(source); ++tile) tile_rows.push_back({source, tile});
@@ -50,12 +50,12 @@ struct State {
     return launch.hooks && launch.hooks->hold && launch.hooks->hold(self(), source, chunk);
   }
   bool offers_output() const { return launch.entry(self()).output_offset != kNoOutput; }
-  bool wants_gathered() const { return launch.call.a_gathered != nullptr; }
+  bool wants_gathered() const { return launch.gemm().a_gathered != nullptr; }
   std::byte* gathered_row(int64_t row) const {
-    return static_cast<std::byte*>(launch.call.a_gathered) + row * launch.call.lda_gathered * 2;
+    return static_cast<std::byte*>(launch.gemm().a_gathered) + row * launch.gemm().lda_gathered * 2;
   }
   const std::byte* own_row(int64_t row) const {
-    return static_cast<const std::byte*>(launch.call.a) + row * launch.call.lda * 2;
+    return static_cast<const std::byte*>(launch.gemm().a) + row * launch.gemm().lda * 2;
   }
 
   // Does `writer` put rows straight into the gathered A of `receiver`? Both have entered.
@@ -70,9 +70,9 @@ struct State {
   };
   Rows rows_at(int source, int64_t row) const {
     const int64_t begin = rows_begin(schedule.m, launch.view().nranks, source);
-    if (source == self()) return {own_row(row - begin), launch.call.lda * 2};
+    if (source == self()) return {own_row(row - begin), launch.gemm().lda * 2};
     if (direct(schedule.writer(source, self()), self()))
-      return {gathered_row(row), launch.call.lda_gathered * 2};
+      return {gathered_row(row), launch.gemm().lda_gathered * 2};
     const int64_t pitch = static_cast<int64_t>(schedule.row_pitch());
     return {launch.area(static_cast<size_t>(row * pitch)), pitch};
   }
@@ -140,7 +140,7 @@ void run_copy(State& state, Waiter& waiter) {
     const int64_t row = schedule.chunk_begin(item.source, item.chunk);
     const State::Rows rows = state.rows_at(item.source, row);
     if (rows.data != state.gathered_row(row)) {
-      copy_rows(state.gathered_row(row), state.launch.call.lda_gathered * 2, rows.data, rows.pitch,
+      copy_rows(state.gathered_row(row), state.launch.gemm().lda_gathered * 2, rows.data, rows.pitch,
                 schedule.chunk_count(item.source, item.chunk), schedule.row_bytes());
     }
     return true;
@@ -163,14 +163,14 @@ void run_send(State& state, Waiter& waiter) {
     const size_t bytes = static_cast<size_t>(rows) * schedule.row_pitch();
     const size_t place = schedule.area_offset(state.self(), chunk);
     uint64_t source = launch.area_address(place);
-    const auto registered = static_cast<size_t>(launch.call.lda * 2) == schedule.row_pitch()
+    const auto registered = static_cast<size_t>(launch.gemm().lda * 2) == schedule.row_pitch()
                                 ? launch.context.registered_region(state.own_row(row), bytes)
                                 : std::nullopt;
     if (registered) {
       source = region_address(registered->first, registered->second);
     } else {  // the network reads registered memory only: through this rank's own place in the receive area
       copy_rows(launch.area(place), static_cast<int64_t>(schedule.row_pitch()), state.own_row(row),
-                launch.call.lda * 2, rows, schedule.row_bytes());
+                launch.gemm().lda * 2, rows, schedule.row_bytes());
     }
     for (int step = 1; step < view.num_nodes; ++step) {
       const int node = (view.node() + step) % view.num_nodes;
@@ -225,7 +225,7 @@ void run_receive(State& state, Waiter& waiter) {
 
 void compute_tile(const State& state, const State::TileRow& tile, int64_t column_tile) {
   const HostLaunch& launch = state.launch;
-  const GemmCall& call = launch.call;
+  const GemmCall& call = launch.gemm();
   const int64_t begin = rows_begin(call.m, launch.view().nranks, tile.source) + tile.index * launch.plan.tile_m;
   const int64_t end = rows_begin(call.m, launch.view().nranks, tile.source) + state.schedule.rows(tile.source);
   const int64_t column = column_tile * launch.plan.tile_n;
@@ -291,7 +291,7 @@ void run_compute(State& state, Waiter& waiter) {
 std::vector<Role> make_roles(HostLaunch& launch) {
   auto state = std::make_shared<State>(launch);
   std::vector<Role> roles;
-  if (launch.call.m == 0) return roles;
+  if (launch.gemm().m == 0) return roles;
   if (state->transfers()) {
     roles.emplace_back("copy", [state](Waiter& waiter) { run_copy(*state, waiter); });
     if (launch.view().num_nodes > 1) {
@@ -308,5 +308,6 @@ std::vector<Role> make_roles(HostLaunch& launch) {
 }  // namespace
 }  // namespace mk::allgather_gemm
 
-const mk::HostOperator mk::kHostAllgatherGemm = {MK_OPERATOR_ALLGATHER_GEMM, mk::allgather_gemm::plan_host,
+const mk::HostOperator mk::kHostAllgatherGemm = {MK_OPERATOR_ALLGATHER_GEMM,
+                                                 mk::plan_call<mk::GemmCall, mk::allgather_gemm::plan_host>,
                                                  mk::allgather_gemm::make_roles};

@@ -22,7 +22,7 @@ class Distribution {
  public:
   explicit Distribution(HostLaunch& launch)
       : launch_(launch),
-        schedule_(make_schedule(launch.call, launch.plan, launch.view())),
+        schedule_(make_schedule(launch.gemm(), launch.plan, launch.view())),
         reduced_(launch.plan.num_chunks),
         reduction_(
             launch, schedule_.reduce, [this](int64_t row, const float* sums) { finish_row(row, sums); },
@@ -52,7 +52,7 @@ class Distribution {
 };
 
 void Distribution::finish_row(int64_t row, const float* sums) {
-  const GemmCall& call = launch_.call;
+  const GemmCall& call = launch_.gemm();
   std::byte* place = launch_.area(schedule_.gather_offset(self(), 0) +
                                   static_cast<size_t>(row) * schedule_.gather.row_pitch());
   for (int64_t column = 0; column < call.n; ++column) {
@@ -84,7 +84,7 @@ void Distribution::push(const Pending& item) const {
 
 // From the gather area to the caller's C.
 void Distribution::store(const Pending& item) const {
-  const GemmCall& call = launch_.call;
+  const GemmCall& call = launch_.gemm();
   const int64_t begin = schedule_.gather.chunk_begin(item.owner, item.chunk);
   for (int64_t i = 0; i < schedule_.gather.chunk_count(item.owner, item.chunk); ++i) {
     const std::byte* row = launch_.area(schedule_.gather_offset(item.owner, item.chunk) +
@@ -172,7 +172,7 @@ void Distribution::run_receive(Waiter& waiter) {
 
 std::vector<Role> make_roles(HostLaunch& launch) {
   std::vector<Role> roles;
-  if (launch.call.m == 0 || launch.call.n == 0) return roles;
+  if (launch.gemm().m == 0 || launch.gemm().n == 0) return roles;
   auto state = std::make_shared<Distribution>(launch);
   roles.emplace_back("copy", [state](Waiter& waiter) { state->run_copy(waiter); });
   if (launch.view().num_nodes > 1) {
@@ -189,5 +189,6 @@ std::vector<Role> make_roles(HostLaunch& launch) {
 }  // namespace
 }  // namespace mk::gemm_allreduce
 
-const mk::HostOperator mk::kHostGemmAllreduce = {MK_OPERATOR_GEMM_ALLREDUCE, mk::gemm_allreduce::plan_host,
+const mk::HostOperator mk::kHostGemmAllreduce = {MK_OPERATOR_GEMM_ALLREDUCE,
+                                                 mk::plan_call<mk::GemmCall, mk::gemm_allreduce::plan_host>,
                                                  mk::gemm_allreduce::make_roles};

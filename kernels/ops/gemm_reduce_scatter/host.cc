@@ -22,8 +22,8 @@ void store_row(const GemmCall& call, int64_t row, const float* sums) {
 
 std::vector<Role> make_roles(HostLaunch& launch) {
   std::vector<Role> roles;
-  if (launch.call.m == 0 || launch.call.n == 0) return roles;
-  const GemmCall& call = launch.call;
+  if (launch.gemm().m == 0 || launch.gemm().n == 0) return roles;
+  const GemmCall& call = launch.gemm();
   auto state = std::make_shared<HostReduction>(
       launch, make_schedule(call, launch.plan, launch.view()),
       [&call](int64_t row, const float* sums) { store_row(call, row, sums); },
@@ -39,4 +39,5 @@ std::vector<Role> make_roles(HostLaunch& launch) {
 }  // namespace mk::gemm_reduce_scatter
 
 const mk::HostOperator mk::kHostGemmReduceScatter = {
-    MK_OPERATOR_GEMM_REDUCE_SCATTER, mk::gemm_reduce_scatter::plan_host, mk::gemm_reduce_scatter::make_roles};
+    MK_OPERATOR_GEMM_REDUCE_SCATTER, mk::plan_call<mk::GemmCall, mk::gemm_reduce_scatter::plan_host>,
+    mk::gemm_reduce_scatter::make_roles};

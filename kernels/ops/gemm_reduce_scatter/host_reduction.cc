@@ -12,7 +12,7 @@ HostReduction::HostReduction(HostLaunch& launch, const Schedule& schedule, Finis
       schedule_(schedule),
       finish_row_(std::move(finish_row)),
       finish_chunk_(std::move(finish_chunk)),
-      num_columns_(ceil_div(launch.call.n, launch.plan.tile_n)),
+      num_columns_(ceil_div(launch.gemm().n, launch.plan.tile_n)),
       tiles_left_(static_cast<size_t>(launch.view().nranks) * schedule.max_chunks) {
   for (int position = 0; position < launch_.view().nranks; ++position) {
     const int owner = schedule_.owner_at(position);
@@ -27,7 +27,7 @@ HostReduction::HostReduction(HostLaunch& launch, const Schedule& schedule, Finis
 
 // Computes one tile of this rank's partial product and stores it, rounded once, in the reducer's slot.
 void HostReduction::push_tile(const TileRow& tile, int64_t column_tile) {
-  const GemmCall& call = launch_.call;
+  const GemmCall& call = launch_.gemm();
   const TopologyView& view = launch_.view();
   const int64_t begin = tile.index * schedule_.tile_m;  // a row of the owner's
   const int64_t column = column_tile * launch_.plan.tile_n;
@@ -131,7 +131,7 @@ void HostReduction::sum_partials(int owner, int64_t row, float* sums) const {
     const std::byte* partial =
         launch_.area(schedule_.partial_offset(view.node(), reduction, local_source, row));
     for (int64_t column = 0; column < schedule_.n; ++column) {
-      const float value = load_element(partial, launch_.call.comm_dtype, column);
+      const float value = load_element(partial, launch_.gemm().comm_dtype, column);
       sums[column] = local_source == 0 ? value : sums[column] + value;
     }
   }
@@ -155,7 +155,7 @@ bool HostReduction::reduce_local(const Item& item, Waiter& waiter) {
     std::byte* node_sum = launch_.area(mine ? schedule_.sum_offset(view.node(), row)
                                             : schedule_.send_offset(view.node(), reduction, row));
     for (int64_t column = 0; column < schedule_.n; ++column) {
-      store_element(node_sum, launch_.call.comm_dtype, column, sums[column]);
+      store_element(node_sum, launch_.gemm().comm_dtype, column, sums[column]);
     }
   }
   if (mine && view.num_nodes == 1) finish_chunk_(item.chunk);
@@ -178,7 +178,7 @@ void HostReduction::finish(int chunk) {
     for (int node = 0; node < view.num_nodes; ++node) {
       const std::byte* node_sum = launch_.area(schedule_.sum_offset(node, row));
       for (int64_t column = 0; column < schedule_.n; ++column) {
-        const float value = load_element(node_sum, launch_.call.comm_dtype, column);
+        const float value = load_element(node_sum, launch_.gemm().comm_dtype, column);
         sums[column] = node == 0 ? value : sums[column] + value;
       }
     }

@@ -1,26 +1,10 @@
 // SPDX-License-Identifier: MIT
-// The C interface of the operators that are not built yet: mixture of experts, of which the size of a routing
-// record is settled, and ring attention.
+// The C interface of the mixture-of-experts operators.
 #include "../kernels/operator_call.h"
-#include "../kernels/protocol.h"
-#include "api.h"
-#include "struct_size.h"
+#include "api_unbuilt.h"
 
 namespace mk::api {
 namespace {
-
-// Checks handle and struct, then says that the operator is not there.
-template <class Struct>
-mk_status_t unsupported(mk_comm_t comm, const char* function, const Struct* argument) {
-  return with_communicator(comm, function, [&](Communicator& communicator) -> Status {
-    MK_RETURN_IF_ERROR(communicator.usable());
-    Struct copy;
-    MK_RETURN_IF_ERROR(read_struct(argument, sizeof(Struct), format("%s: argument", function).c_str(), copy));
-    return Status(MK_ERROR_UNSUPPORTED,
-                  format("%s: this operator is not built yet; libmkernel %d.%d has the GEMM operators",
-                         function, MK_VERSION_MAJOR, MK_VERSION_MINOR));
-  });
-}
 
 Result<size_t> routing_bytes(const mk_moe_maxima_t* from, int nranks) {
   mk_moe_maxima_t maxima;
@@ -60,20 +44,6 @@ Result<size_t> routing_bytes(const mk_moe_maxima_t* from, int nranks) {
 using namespace mk;
 using namespace mk::api;
 
-#define MK_UNBUILT_OPERATOR(name, maxima_type)                                                  \
-  mk_status_t mk_##name##_prepare(mk_comm_t comm, const maxima_type* maxima) {                  \
-    return unsupported(comm, "mk_" #name "_prepare", maxima);                                   \
-  }                                                                                             \
-  mk_status_t mk_##name##_workspace_bytes(mk_comm_t comm, const maxima_type* maxima, size_t*) { \
-    return unsupported(comm, "mk_" #name "_workspace_bytes", maxima);                           \
-  }                                                                                             \
-  mk_status_t mk_##name##_plan(mk_comm_t comm, const mk_##name##_args_t* args, mk_plan_t*) {    \
-    return unsupported(comm, "mk_" #name "_plan", args);                                        \
-  }                                                                                             \
-  mk_status_t mk_##name(mk_comm_t comm, const mk_##name##_args_t* args, mk_stream_t) {          \
-    return unsupported(comm, "mk_" #name, args);                                                \
-  }
-
 extern "C" {
 
 mk_status_t mk_moe_routing_bytes(const mk_moe_maxima_t* maxima, int nranks, size_t* bytes) {
@@ -88,7 +58,5 @@ mk_status_t mk_moe_routing_bytes(const mk_moe_maxima_t* maxima, int nranks, size
 
 MK_UNBUILT_OPERATOR(moe_dispatch_gemm, mk_moe_maxima_t)
 MK_UNBUILT_OPERATOR(moe_gemm_combine, mk_moe_maxima_t)
-MK_UNBUILT_OPERATOR(ring_attention, mk_ring_attention_maxima_t)
-MK_UNBUILT_OPERATOR(ring_attention_backward, mk_ring_attention_maxima_t)
 
 }  // extern "C"
