@@ -148,7 +148,7 @@ void HostExecutor::run(const Queued& queued, uint64_t epoch) {
     ran = pool_.run(functions);
   }
   finish(launch, ran);
-  const bool failed = context_.abort.raised() || launch.mismatched() || !ran;
+  const bool failed = context_.abort.raised() || launch.mismatched() || !launch.data_error().empty() || !ran;
   flight_.record(epoch, queued.call, failed ? FlightRecorder::failed : FlightRecorder::completed);
 }
 
@@ -169,7 +169,12 @@ void HostExecutor::finish(HostLaunch& launch, bool ran) {
   }
   // The launch ends when the network no longer reads what it posted.
   if (rank_->endpoint() && !drain_puts(launch)) return;
-  if (!launch.mismatched()) return;
+  if (!launch.mismatched()) {
+    if (launch.data_error().empty()) return;
+    error.status = MK_ERROR_DATA;
+    context_.report(error, format("mk_%s: %s", operator_name(launch.op()), launch.data_error().c_str()));
+    return;
+  }
   const Result<std::string> sentence = context_.recover(launch.mismatch_sentence());
   if (!sentence.ok()) {
     error.status = sentence.status().code();

@@ -76,6 +76,10 @@ class HostLaunch {
   bool mismatched() const { return mismatch_.load(std::memory_order_acquire); }
   const std::string& mismatch_sentence() const { return mismatch_sentence_; }
   void set_mismatch(std::string sentence);  // entry role only
+  // What the call's data are at fault in (MK_ERROR_DATA), the same on every rank; by one thread. The launch
+  // goes on, without moving rows, until all have entered.
+  void set_data_error(std::string sentence) { data_error_ = std::move(sentence); }
+  const std::string& data_error() const { return data_error_; }
   void set_all_entered();
   bool all_entered() const { return all_entered_.load(std::memory_order_acquire); }
   std::chrono::steady_clock::time_point entered_at() const { return entered_at_; }
@@ -84,6 +88,7 @@ class HostLaunch {
   const Arena& arena_;
   std::atomic<bool> mismatch_{false};
   std::string mismatch_sentence_;
+  std::string data_error_;
   std::atomic<bool> all_entered_{false};
   std::chrono::steady_clock::time_point entered_at_;
 };
