@@ -399,7 +399,8 @@ MK_API mk_status_t mk_mem_deregister(mk_comm_t comm, mk_memory_t memory);
 
 typedef enum mk_allgather_mode {
   MK_ALLGATHER_FORWARD = 0,
-  MK_ALLGATHER_WGRAD = 1 /* the gather runs along the inner dimension; not built yet: MK_ERROR_UNSUPPORTED */
+  MK_ALLGATHER_WGRAD = 1 /* the gather runs along the inner dimension (MK_DEVICE_HOST; MK_ERROR_UNSUPPORTED on CUDA
+                            so far) */
 } mk_allgather_mode_t;
 
 /* Largest sizes for the GEMM operators; fields as in the operators' arguments. */
@@ -419,27 +420,32 @@ typedef struct mk_gemm_maxima {
    NULL}
 
 /* mk_allgather_gemm. mode FORWARD: C[m,n] = allgather(A)[m,k] * B[k,n] (+ bias) (+ C).
- * mode WGRAD: X[m_r,n] in `a` is gathered along m, dY[m,k] is in `b`: C[k,n] = dY^T * allgather(X) (+ C).
- * Globally equal: m, k (FORWARD) or m, n (WGRAD), mode, dtype, tuning. Rank-local: the rest, n included. */
+ * Mode WGRAD, the gradient of a weight: X[m_r,n] in `a` is gathered along m, dY[m,k] is in `b` (b_layout KN: [m,k];
+ *   NK: dY transposed, [k,m]), C[k,n] = dY^T * allgather(X) (+ C). bias must be NULL. a_gathered gets X[m,n]. Each
+ *   element is summed in fp32 over the rows of each source rank, and these sums then in the order: this rank, the
+ *   next ranks of its node, the next nodes. With m 0, C is zero (plus C when accumulating). Gradients are
+ *   usually accumulated over micro-batches: accumulate 1 with out_dtype FP32.
+ * Globally equal: m, k (FORWARD) or m, n (WGRAD), mode, dtype, tuning. Rank-local: the rest, n (FORWARD) or k (WGRAD)
+ * included. Calls of a mode are covered by maxima of that mode. */
 typedef struct mk_allgather_gemm_args {
   size_t struct_size;
   int64_t m;               /* rows over all ranks */
-  int64_t n;               /* columns of this rank's B and C */
-  int64_t k;               /* inner dimension */
+  int64_t n;               /* columns of this rank's B and C; WGRAD: columns of X and C */
+  int64_t k;               /* inner dimension; WGRAD: columns of this rank's dY, rows of its C */
   mk_allgather_mode_t mode;
   mk_dtype_t dtype;        /* of A and B: BF16 (default) or FP16 */
   mk_dtype_t out_dtype;    /* of C: BF16, FP16 or FP32; default: dtype */
   mk_layout_t b_layout;
   int32_t accumulate;      /* 1: add to the C that is there */
   mk_dtype_t bias_dtype;   /* default: dtype; FP32 allowed */
-  const void *a;           /* [m_r, k]; may be NULL when m_r is 0 */
+  const void *a;           /* [m_r, k], WGRAD: [m_r, n]; may be NULL when m_r is 0 */
   int64_t lda;
-  const void *b;           /* [k, n] or [n, k] */
+  const void *b;           /* [k, n] or [n, k]; WGRAD: [m, k] or [k, m] */
   int64_t ldb;
-  void *c;                 /* [m, n]; overlaps no input */
+  void *c;                 /* [m, n], WGRAD: [k, n]; overlaps no input */
   int64_t ldc;
-  const void *bias;        /* [n], or NULL */
-  void *a_gathered;        /* [m, k] gets the gathered A, or NULL; from mk_mem_alloc: peers write it directly
+  const void *bias;        /* [n], or NULL; WGRAD: NULL */
+  void *a_gathered;        /* [m, k], WGRAD: [m, n], gets the gathered A, or NULL; from mk_mem_alloc: peers write it directly
                               (on all ranks then the same allocation, offset and leading dimension, or
                               the library stages) */
   int64_t lda_gathered;

@@ -15,6 +15,7 @@ namespace mk {
 
 struct GemmCall {
   mk_operator_t op = MK_OPERATOR_NONE;
+  mk_allgather_mode_t mode = MK_ALLGATHER_FORWARD;
   int64_t m = 0;  // rows over all ranks
   int64_t n = 0;
   int64_t k = 0;
@@ -36,9 +37,9 @@ struct GemmCall {
   mk_tuning_t tuning = MK_TUNING_INIT;
 };
 
-// The inner size that decides how many bytes travel: k for the all-gather, n for the reductions.
+// The width of the rows that travel: of A for the all-gather (of X in mode WGRAD), of C for the reductions.
 constexpr int64_t travelling_columns(const GemmCall& call) {
-  return call.op == MK_OPERATOR_ALLGATHER_GEMM ? call.k : call.n;
+  return call.op == MK_OPERATOR_ALLGATHER_GEMM && call.mode == MK_ALLGATHER_FORWARD ? call.k : call.n;
 }
 
 // What operator_call.h asks of every kind of call.

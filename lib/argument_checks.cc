@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "argument_checks.h"
 
-#include "struct_size.h"
-
 namespace mk {
 
 Status invalid(mk_operator_t op, const std::string& sentence) {
@@ -45,7 +43,7 @@ Status check_dtype(mk_operator_t op, const char* name, mk_dtype_t dtype, bool fp
 Status read_tuning(mk_operator_t op, const mk_tuning_t* from, mk_tuning_t& to) {
   to = MK_TUNING_INIT;
   if (from == nullptr) return {};
-  MK_RETURN_IF_ERROR(read_struct(from, sizeof(mk_tuning_t), "tuning", to));
+  MK_RETURN_IF_ERROR(read_struct_of(op, from, sizeof(mk_tuning_t), "tuning", to));
   if (to.algorithm < MK_ALGORITHM_AUTO || to.algorithm > MK_ALGORITHM_TWO_SHOT) {
     return invalid(op, format("tuning.algorithm: expected one of mk_algorithm_t, saw %d", to.algorithm));
   }

@@ -8,6 +8,7 @@
 
 #include "../kernels/operator_names.h"
 #include "status.h"
+#include "struct_size.h"
 
 namespace mk {
 
@@ -16,6 +17,13 @@ inline constexpr int64_t kMaxElements = int64_t{1} << 44;
 
 // MK_ERROR_INVALID_ARGUMENT with "mk_<operator>: <sentence>".
 Status invalid(mk_operator_t op, const std::string& sentence);
+// read_struct for an operator's arguments or maxima: the sentence begins with the operator's name.
+template <class Struct>
+Status read_struct_of(mk_operator_t op, const Struct* from, size_t first_size, const char* name, Struct& to) {
+  Status status = read_struct(from, first_size, name, to);
+  if (status.ok()) return status;
+  return Status(status.code(), format("mk_%s: %s", operator_name(op), status.sentence().c_str()));
+}
 Status check_size(mk_operator_t op, const char* name, int64_t value);
 Status check_product(mk_operator_t op, const char* what, int64_t rows, int64_t columns);
 Status check_dtype(mk_operator_t op, const char* name, mk_dtype_t dtype, bool fp32_allowed);

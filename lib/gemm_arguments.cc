@@ -3,7 +3,6 @@
 
 #include "../kernels/protocol.h"
 #include "argument_checks.h"
-#include "struct_size.h"
 
 namespace mk {
 namespace {
@@ -25,9 +24,10 @@ Status complete(GemmCall& call) {
   MK_RETURN_IF_ERROR(check_size(call.op, "m", call.m));
   MK_RETURN_IF_ERROR(check_size(call.op, "n", call.n));
   MK_RETURN_IF_ERROR(check_size(call.op, "k", call.k));
-  MK_RETURN_IF_ERROR(check_product(call.op, "a", call.m, call.k));
-  MK_RETURN_IF_ERROR(check_product(call.op, "b", call.k, call.n));
-  MK_RETURN_IF_ERROR(check_product(call.op, "c", call.m, call.n));
+  const bool wgrad = call.mode == MK_ALLGATHER_WGRAD;
+  MK_RETURN_IF_ERROR(check_product(call.op, "a", call.m, wgrad ? call.n : call.k));
+  MK_RETURN_IF_ERROR(check_product(call.op, "b", call.k, wgrad ? call.m : call.n));
+  MK_RETURN_IF_ERROR(check_product(call.op, "c", wgrad ? call.k : call.m, call.n));
   if (call.b_layout != MK_LAYOUT_KN && call.b_layout != MK_LAYOUT_NK) {
     return invalid(call.op, format("b_layout: expected MK_LAYOUT_KN or MK_LAYOUT_NK, saw %d", call.b_layout));
   }
@@ -44,7 +44,7 @@ Status read_accumulate(mk_operator_t op, int32_t accumulate, GemmCall& call) {
 // The fields that the three argument structs have in common.
 template <class Arguments>
 Result<GemmCall> read_common(mk_operator_t op, const Arguments* from, Arguments& args) {
-  MK_RETURN_IF_ERROR(read_struct(from, sizeof(Arguments), "args", args));
+  MK_RETURN_IF_ERROR(read_struct_of(op, from, sizeof(Arguments), "args", args));
   GemmCall call;
   call.op = op;
   call.m = args.m;
@@ -78,10 +78,8 @@ Result<GemmCall> read_reduction(mk_operator_t op, const Arguments* from) {
 }
 
 Status check_mode(mk_operator_t op, mk_allgather_mode_t mode) {
-  if (mode == MK_ALLGATHER_FORWARD) return {};
-  if (mode == MK_ALLGATHER_WGRAD && op == MK_OPERATOR_ALLGATHER_GEMM) {
-    return Status(MK_ERROR_UNSUPPORTED, "mk_allgather_gemm: mode MK_ALLGATHER_WGRAD is not built yet");
-  }
+  if (mode == MK_ALLGATHER_FORWARD || (mode == MK_ALLGATHER_WGRAD && op == MK_OPERATOR_ALLGATHER_GEMM))
+    return {};
   return invalid(
       op,
       format("mode: expected one of mk_allgather_mode_t (MK_ALLGATHER_FORWARD for a reduction), saw %d", mode));
@@ -94,6 +92,7 @@ Result<GemmCall> to_call(const mk_allgather_gemm_args_t* from) {
   Result<GemmCall> call = read_common(MK_OPERATOR_ALLGATHER_GEMM, from, args);
   if (!call.ok()) return call;
   MK_RETURN_IF_ERROR(check_mode(call->op, args.mode));
+  call->mode = args.mode;
   call->a_gathered = args.a_gathered;
   call->lda_gathered = args.lda_gathered;
   MK_RETURN_IF_ERROR(complete(call.value()));
@@ -110,10 +109,11 @@ Result<GemmCall> to_call(const mk_gemm_allreduce_args_t* args) {
 
 Result<GemmCall> to_call(mk_operator_t op, const mk_gemm_maxima_t* from) {
   mk_gemm_maxima_t maxima;
-  MK_RETURN_IF_ERROR(read_struct(from, sizeof(mk_gemm_maxima_t), "maxima", maxima));
+  MK_RETURN_IF_ERROR(read_struct_of(op, from, sizeof(mk_gemm_maxima_t), "maxima", maxima));
   MK_RETURN_IF_ERROR(check_mode(op, maxima.mode));
   GemmCall call;
   call.op = op;
+  call.mode = maxima.mode;
   call.m = maxima.m;
   call.n = maxima.n;
   call.k = maxima.k;
@@ -128,15 +128,27 @@ Result<GemmCall> to_call(mk_operator_t op, const mk_gemm_maxima_t* from) {
 
 Status check_buffers(const GemmCall& call, int rank, int nranks) {
   const bool gathers = call.op == MK_OPERATOR_ALLGATHER_GEMM;
+  const bool wgrad = call.mode == MK_ALLGATHER_WGRAD;
   const bool scatters = call.op == MK_OPERATOR_GEMM_REDUCE_SCATTER;
   const int64_t own_rows = rows_count(call.m, nranks, rank);
   const bool kn = call.b_layout == MK_LAYOUT_KN;
-  const Matrix a{"a", call.a, gathers ? own_rows : call.m, call.k, call.lda, 2};
-  const Matrix b{"b", call.b, kn ? call.k : call.n, kn ? call.n : call.k, call.ldb, 2};
-  const Matrix c{"c", call.c, scatters ? own_rows : call.m, call.n, call.ldc, element_bytes(call.out_dtype)};
+  // B as [rows, columns] in layout KN: [k, n], or dY[m, k] in mode WGRAD.
+  const int64_t b_rows = wgrad ? call.m : call.k;
+  const int64_t b_columns = wgrad ? call.k : call.n;
+  const int64_t c_rows = wgrad ? call.k : scatters ? own_rows : call.m;
+  const int64_t a_columns = wgrad ? call.n : call.k;
+  const Matrix a{"a", call.a, gathers ? own_rows : call.m, a_columns, call.lda, 2};
+  const Matrix b{"b", call.b, kn ? b_rows : b_columns, kn ? b_columns : b_rows, call.ldb, 2};
+  const Matrix c{"c", call.c, c_rows, call.n, call.ldc, element_bytes(call.out_dtype)};
   const Matrix gathered{"a_gathered", call.a_gathered,   call.a_gathered ? call.m : 0,
-                        call.k,       call.lda_gathered, 2};
+                        a_columns,    call.lda_gathered, 2};
   const Matrix bias{"bias", call.bias, 1, call.n, call.n, element_bytes(call.bias_dtype)};
+  if (wgrad && call.bias != nullptr) {
+    return invalid(call.op,
+                   format("bias: expected NULL in mode MK_ALLGATHER_WGRAD, saw %p; a weight's gradient "
+                          "has none",
+                          call.bias));
+  }
   for (const Matrix& matrix : {a, b, c, gathered}) MK_RETURN_IF_ERROR(check_matrix(call.op, matrix));
   for (const Matrix& other : {a, b, bias, gathered}) MK_RETURN_IF_ERROR(check_apart(call.op, c, other));
   for (const Matrix& other : {a, b, bias}) MK_RETURN_IF_ERROR(check_apart(call.op, gathered, other));

@@ -78,6 +78,10 @@ Result<mk_plan_t> CudaExecutor::plan(const OperatorCall& any) const {
                                                operator_name(operator_of(any))));
   }
   const auto& call = std::get<GemmCall>(any);
+  if (call.mode == MK_ALLGATHER_WGRAD) {
+    return Status(MK_ERROR_UNSUPPORTED,
+                  "mk_allgather_gemm: mode MK_ALLGATHER_WGRAD is not built for GPUs yet; use MK_DEVICE_HOST");
+  }
   const GemmPlan chosen = gemm_plan(shape_of(call), num_sms_);
   mk_plan_t plan = MK_PLAN_INIT;
   plan.compute_ctas = chosen.num_ctas();

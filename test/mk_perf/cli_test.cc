@@ -164,7 +164,7 @@ TEST_CASE("all operators of the host run, pass their checks and come as a table 
     CHECK(result["gemm_us"].number > 0);
     check_figures(result);
   }
-  for (const char* name : {"allgather_gemm", "gemm_reduce_scatter", "gemm_allreduce"}) {
+  for (const char* name : {"allgather_gemm", "allgather_gemm_wgrad", "gemm_reduce_scatter", "gemm_allreduce"}) {
     CHECK(std::count(operators.begin(), operators.end(), name) >= 1);
   }
 }
@@ -236,7 +236,7 @@ TEST_CASE("ranks of a launcher find each other by a file, past what an earlier j
   CHECK(other.exit_code == 0);
   CHECK(contains(first.out, "ok, exact"));
   CHECK(other.out == "");
-  CHECK(read_json(json_path)["results"].items.size() == 3);
+  CHECK(read_json(json_path)["results"].items.size() == 4);
   CHECK(!std::filesystem::exists(id_path));
 }
 

@@ -129,7 +129,7 @@ TEST_CASE("bad shapes are refused with a sentence") {
 }
 
 TEST_CASE("with all, a shape is for the operators that know its keys") {
-  CHECK(select_work(parse({"all", "--shape", "m=8,n=8,k=8"}), 2).size() == 3);
+  CHECK(select_work(parse({"all", "--shape", "m=8,n=8,k=8"}), 2).size() == 4);
   CHECK(select_work(parse({"all", "--shape", "tokens=8,hidden=16,inter=8,experts=4,topk=2"}), 2).size() == 2);
   CHECK(contains(refusal_of({"all", "--shape", "x=8"}), "no operator has these keys"));
 }
@@ -137,6 +137,7 @@ TEST_CASE("with all, a shape is for the operators that know its keys") {
 TEST_CASE("presets follow the splits of tensor parallelism") {
   CHECK(preset_shapes("square", "allgather_gemm", 4).front().text() == "m=2048,n=512,k=2048");
   CHECK(preset_shapes("square", "gemm_reduce_scatter", 4).back().text() == "m=32768,n=32768,k=8192");
+  CHECK(preset_shapes("square", "allgather_gemm_wgrad", 4).front().text() == "m=2048,n=2048,k=512");
   const std::vector<Shape> gather = preset_shapes("llama3-70b", "allgather_gemm", 4);
   CHECK(gather.front().text() == "m=1024,n=2560,k=8192");
   CHECK(gather.back().text() == "m=8192,n=14336,k=8192");

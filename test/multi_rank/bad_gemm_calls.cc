@@ -128,6 +128,7 @@ class Builder {
   void matrices();
   void overlaps();
   void gather_only();
+  void wgrad();
 
   std::vector<BadCall> calls;
 };
@@ -135,7 +136,7 @@ class Builder {
 template <class Op>
 void Builder<Op>::pointers() {
   const std::string name = Op::kName;
-  calls.push_back({name + "(args NULL)", kInvalid, {"args", "NULL"}, [](mk_comm_t comm) {
+  calls.push_back({name + "(args NULL)", kInvalid, {name + ": args", "NULL"}, [](mk_comm_t comm) {
                      return Op::kLaunch(comm, nullptr, nullptr);
                    }});
   calls.push_back({name + "_plan(args NULL)", kInvalid, {"args", "NULL"}, [](mk_comm_t comm) {
@@ -162,8 +163,8 @@ void Builder<Op>::pointers() {
                      return Op::kLaunch(comm, &args, reinterpret_cast<mk_stream_t>(0x40));
                    }});
   const auto size = [](size_t bytes) { return [bytes](auto& value) { value.struct_size = bytes; }; };
-  any("struct_size 0", kInvalid, {"struct_size", "saw 0", "_INIT"}, size(0));
-  any("struct_size 16", kInvalid, {"struct_size", "saw 16", "expected"}, size(16));
+  any("struct_size 0", kInvalid, {name + ": ", "struct_size", "saw 0", "_INIT"}, size(0));
+  any("struct_size 16", kInvalid, {name + ": ", "struct_size", "saw 16", "expected"}, size(16));
 }
 
 template <class Op>
@@ -284,10 +285,46 @@ void Builder<Op>::overlaps() {
   });
 }
 
+// Mode WGRAD: X[m_r, n] in a, dY[m, k] in b, C[k, n].
+template <class Op>
+void Builder<Op>::wgrad() {
+  const auto in_mode = [this](const char* name, std::vector<std::string> says, auto change) {
+    launch(name, kInvalid, std::move(says), [change](Args& args) {
+      args.mode = MK_ALLGATHER_WGRAD;
+      args.lda = 16, args.ldb = 24, args.ldc = 16;
+      change(args);
+    });
+  };
+  in_mode("WGRAD, bias", {"bias: expected NULL", "MK_ALLGATHER_WGRAD", "0x"},
+          [](Args& args) { args.bias = operands.bias.data(); });
+  in_mode("WGRAD, a NULL", {" a: expected", "x 16", "NULL"}, [](Args& args) { args.a = nullptr; });
+  in_mode("WGRAD, b NULL", {" b: expected", "32 x 24", "NULL"}, [](Args& args) { args.b = nullptr; });
+  in_mode("WGRAD, c NULL", {" c: expected", "24 x 16", "NULL"}, [](Args& args) { args.c = nullptr; });
+  in_mode("WGRAD, lda too small", {"lda: expected", "16", "saw 8"}, [](Args& args) { args.lda = 8; });
+  in_mode("WGRAD, ldb too small", {"ldb: expected", "24", "saw 16"}, [](Args& args) { args.ldb = 16; });
+  in_mode("WGRAD, ldb too small for [k, m]", {"ldb: expected", "32", "saw 24"},
+          [](Args& args) { args.b_layout = MK_LAYOUT_NK; });
+  in_mode("WGRAD, ldc too small", {"ldc: expected", "16", "saw 12"}, [](Args& args) { args.ldc = 12; });
+  in_mode("WGRAD, lda_gathered too small", {"lda_gathered: expected", "16", "saw 8"}, [](Args& args) {
+    args.a_gathered = operands.gathered.data();
+    args.lda_gathered = 8;
+  });
+  in_mode("WGRAD, c overlaps b", {"c [", "overlaps b ["}, [](Args& args) { args.c = operands.b.data(); });
+  any("WGRAD, m * n too large", kInvalid, {" a: expected", "4398046511104"}, [](auto& value) {
+    value.mode = MK_ALLGATHER_WGRAD;
+    value.m = value.n = int64_t{1} << 42;
+    value.k = 1;
+  });
+  any("WGRAD, m * k too large", kInvalid, {" b: expected", "4398046511104"}, [](auto& value) {
+    value.mode = MK_ALLGATHER_WGRAD;
+    value.m = value.k = int64_t{1} << 42;
+    value.n = 1;
+  });
+}
+
 template <class Op>
 void Builder<Op>::gather_only() {
-  any("mode WGRAD", kUnsupported, {"mode", "MK_ALLGATHER_WGRAD"},
-      [](auto& value) { value.mode = MK_ALLGATHER_WGRAD; });
+  wgrad();
   any("mode 9", kInvalid, {"mode", "9"}, [](auto& value) { value.mode = static_cast<mk_allgather_mode_t>(9); });
   const auto gathered = [this](const char* name, std::vector<std::string> says, void* where, int64_t ld) {
     launch(name, kInvalid, std::move(says), [where, ld](Args& args) {

@@ -98,6 +98,13 @@ std::vector<Disagreement> at_meetings() {
          maxima.m = 4096, maxima.n = 64, maxima.k = 64;
          return odd ? mk_gemm_allreduce_prepare(comm, &maxima) : mk_allgather_gemm_prepare(comm, &maxima);
        }},
+      {"prepare, mode",
+       [](mk_comm_t comm, int, int, bool odd) {
+         mk_gemm_maxima_t maxima = MK_GEMM_MAXIMA_INIT;
+         maxima.m = 4096, maxima.n = maxima.k = 64;
+         if (odd) maxima.mode = MK_ALLGATHER_WGRAD;
+         return mk_allgather_gemm_prepare(comm, &maxima);
+       }},
       {"prepare and mk_mem_alloc",
        [](mk_comm_t comm, int, int, bool odd) {
          mk_gemm_maxima_t maxima = MK_GEMM_MAXIMA_INIT;
@@ -132,6 +139,11 @@ std::vector<Disagreement> at_launches() {
                                          [](auto& args) { args.k -= 8; }),
       launches<mk_allgather_gemm_args_t>("no rows", MK_OPERATOR_ALLGATHER_GEMM, MK_ALLGATHER_GEMM_ARGS_INIT,
                                          [](auto& args) { args.m = 0; }),
+      launches<mk_allgather_gemm_args_t>("mode", MK_OPERATOR_ALLGATHER_GEMM, MK_ALLGATHER_GEMM_ARGS_INIT,
+                                         [](auto& args) {
+                                           args.mode = MK_ALLGATHER_WGRAD;
+                                           args.k = args.ldb = 8;  // the operands' memory suffices
+                                         }),
       launches<mk_gemm_reduce_scatter_args_t>("n", MK_OPERATOR_GEMM_REDUCE_SCATTER,
                                               MK_GEMM_REDUCE_SCATTER_ARGS_INIT,
                                               [](auto& args) { args.n -= 4; }),
@@ -163,12 +175,21 @@ std::vector<Disagreement> at_launches() {
   };
 }
 
+mk_status_t prepare_wgrad(mk_comm_t comm, int64_t m, int64_t n) {
+  mk_gemm_maxima_t maxima = MK_GEMM_MAXIMA_INIT;
+  maxima.m = m, maxima.n = n, maxima.k = kK;
+  maxima.out_dtype = MK_DTYPE_FP32;
+  maxima.mode = MK_ALLGATHER_WGRAD;
+  return mk_allgather_gemm_prepare(comm, &maxima);
+}
+
 std::vector<Outcome> prepare_all(ThreadJob& job) {
   return job.each([](int, mk_comm_t comm) {
     mk_gemm_maxima_t maxima = MK_GEMM_MAXIMA_INIT;
     maxima.m = kM, maxima.n = kN, maxima.k = kK;
     maxima.out_dtype = MK_DTYPE_FP32;
     mk_status_t status = mk_allgather_gemm_prepare(comm, &maxima);
+    if (status == MK_SUCCESS) status = prepare_wgrad(comm, kM, kN);
     if (status == MK_SUCCESS) status = mk_gemm_reduce_scatter_prepare(comm, &maxima);
     if (status == MK_SUCCESS) status = mk_gemm_allreduce_prepare(comm, &maxima);
     return status;

@@ -30,6 +30,54 @@ const std::vector<std::vector<int32_t>>& node_layouts() {
   return layouts;
 }
 
+namespace {
+
+// Mode WGRAD: m is the inner dimension, k the rank-local one.
+void add_wgrad_corners(std::vector<GemmCase>& cases, int nranks) {
+  const auto add = [&](int64_t m, int64_t n, int64_t k) -> GemmCase& {
+    GemmCase& gemm = cases.emplace_back();
+    gemm.wgrad = true;
+    gemm.m = m;
+    gemm.n = n;
+    gemm.k = k;
+    gemm.seed = cases.size();
+    gemm.out_dtype = MK_DTYPE_FP32;
+    return gemm;
+  };
+  add(nranks * 16, 32, 32).out_dtype = MK_DTYPE_DEFAULT;
+  add(0, 9, 8);
+  add(0, 9, 8).accumulate = true;
+  add(5, 0, 8).gathered = Gathered::plain;
+  add(7, 5, 0).gathered = Gathered::symmetric;
+  add(0, 0, 0);
+  add(1, 1, 1);
+  add(nranks > 1 ? nranks - 1 : 1, 17, 9).gathered = Gathered::symmetric;
+  GemmCase& wide = add(nranks + 1, 300, 70);
+  wide.accumulate = true;
+  GemmCase& uneven = add(3 * nranks + 1, 20, 5);
+  uneven.local_step = 3;
+  uneven.b_layout = MK_LAYOUT_NK;
+  uneven.padding = 1;
+  GemmCase& some_empty = add(3 * nranks, 12, 0);  // rank 0 has no rows of C
+  some_empty.local_step = 1;
+  some_empty.gathered = Gathered::symmetric_uneven;
+  for (const Gathered gathered : {Gathered::symmetric, Gathered::symmetric_uneven, Gathered::mixed}) {
+    GemmCase& gemm = add(10 * nranks + 3, 40, 11);
+    gemm.gathered = gathered;
+    gemm.registered = gathered == Gathered::symmetric;
+    gemm.accumulate = true;
+    gemm.tuning.tile_m = 2;
+    gemm.tuning.chunk_bytes = 160;
+  }
+  GemmCase& many_chunks = add(33 * nranks, 10, 16);
+  many_chunks.tuning.tile_m = 1;
+  many_chunks.tuning.tile_n = 3;
+  many_chunks.tuning.chunk_bytes = 1;
+  many_chunks.tuning.compute_ctas = 2;
+}
+
+}  // namespace
+
 std::vector<GemmCase> corner_cases(mk_operator_t op, int nranks) {
   std::vector<GemmCase> cases;
   const auto add = [&](int64_t m, int64_t n, int64_t k) -> GemmCase& {
@@ -79,6 +127,7 @@ std::vector<GemmCase> corner_cases(mk_operator_t op, int nranks) {
   many_chunks.tuning.chunk_bytes = 1;
   many_chunks.tuning.compute_ctas = 2;
   many_chunks.registered = true;
+  if (gathers) add_wgrad_corners(cases, nranks);
   return cases;
 }
 
@@ -108,6 +157,11 @@ GemmCase mixed_case(uint64_t seed, uint64_t index, int nranks) {
     gemm.tuning.tile_m = static_cast<int32_t>(1 + below(9));
     gemm.tuning.tile_n = static_cast<int32_t>(1 + below(70));
     gemm.tuning.chunk_bytes = 1 + below(600);
+  }
+  if (gemm.gathers() && one_in(3)) {
+    gemm.wgrad = true;
+    gemm.bias = false;
+    gemm.k = one_in(16) ? 0 : 1 + below(100);
   }
   if (one_in(4)) gemm.tuning.compute_ctas = static_cast<int32_t>(1 + below(3));
   return gemm;

@@ -85,16 +85,17 @@ GemmLaunch::GemmLaunch(RankSession& session, const GemmProblem& problem, RankMem
   const int rank = session.rank();
   const auto r = static_cast<size_t>(rank);
   const int64_t n = gemm.n_of(rank);
-  const int64_t k = gemm.k_of(rank);
+  const int64_t b_rows = gemm.b_rows(rank);
+  const int64_t b_columns = gemm.b_columns(rank);
   const bool transposed = gemm.b_layout == MK_LAYOUT_NK;
-  a_ = make_matrix(gemm, gemm.dtype, problem.a[r].rows, k, false,
+  a_ = make_matrix(gemm, gemm.dtype, problem.a[r].rows, gemm.a_columns(rank), false,
                    gemm.registered ? memory->registered(slot) : nullptr, memory ? memory->slot_bytes() : 0);
-  b_ = make_matrix(gemm, gemm.dtype, transposed ? n : k, transposed ? k : n, false);
+  b_ = make_matrix(gemm, gemm.dtype, transposed ? b_columns : b_rows, transposed ? b_rows : b_columns, false);
   c_ = make_matrix(gemm, gemm.out_dtype, problem.c[r].rows, n, true);
   bias_ = make_matrix(gemm, gemm.bias_dtype, 1, gemm.bias ? n : 0, false);
   if (gemm.gathered != Gathered::none) {
-    gathered_ = make_matrix(gemm, gemm.dtype, gemm.m, gemm.k, true, gathered_place(gemm, memory, slot, rank),
-                            memory ? memory->slot_bytes() - 256 : 0);
+    gathered_ = make_matrix(gemm, gemm.dtype, gemm.m, gemm.a_columns(rank), true,
+                            gathered_place(gemm, memory, slot, rank), memory ? memory->slot_bytes() - 256 : 0);
   }
   write_values(a_, problem.a[r], false);
   write_values(b_, problem.b[r], transposed);
@@ -143,6 +144,7 @@ mk_status_t GemmLaunch::with_arguments(Function function) const {
   }
   mk_allgather_gemm_args_t args = MK_ALLGATHER_GEMM_ARGS_INIT;
   fill(args);
+  args.mode = problem_.gemm.mode();
   args.a_gathered = gathered_.data;
   args.lda_gathered = gathered_.ld;
   return function(mk_allgather_gemm, mk_allgather_gemm_plan, args);
@@ -167,6 +169,7 @@ mk_status_t GemmLaunch::try_prepare(mk_comm_t comm, const GemmCase& gemm, int nr
   maxima.dtype = gemm.dtype;
   maxima.out_dtype = gemm.out_dtype;
   maxima.comm_dtype = gemm.comm_dtype;
+  maxima.mode = gemm.mode();
   maxima.tuning = &gemm.tuning;
   switch (gemm.op) {
     case MK_OPERATOR_GEMM_REDUCE_SCATTER:

@@ -110,6 +110,17 @@ TEST_CASE("Random numbers are within tolerance") {
         }
       }
     }
+    for (const mk_dtype_t dtype : {MK_DTYPE_BF16, MK_DTYPE_FP16}) {
+      GemmCase gemm;
+      gemm.wgrad = true;
+      gemm.m = 90, gemm.n = 47, gemm.k = 61;
+      gemm.dtype = dtype;
+      gemm.out_dtype = MK_DTYPE_FP32;
+      gemm.accumulate = true;
+      gemm.integers = false;
+      gemm.seed = cases.size();
+      cases.push_back(gemm);
+    }
     const auto problems = make_problems(cases, job.nranks());
     require_none(run_rank_threads(
         job, [&](RankSession& session) { run_problems(session, problems, [](size_t) { return false; }); }));
@@ -120,9 +131,10 @@ TEST_CASE("Workspace grows and earlier maxima stay good") {
   RankJob job;
   job.node_of_rank = {0, 0, 1};
   job.require_prepare = true;
-  for (const mk_operator_t op : kGemmOperators) {
+  for (int product = 0; product < 4; ++product) {
     GemmCase small;
-    small.op = op;
+    small.op = kGemmOperators[product % 3];
+    small.wgrad = product == 3;
     small.m = 9;
     small.n = small.k = 16;
     GemmCase large = small;

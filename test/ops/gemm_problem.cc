@@ -77,10 +77,10 @@ double GemmCase::tolerance() const {
 std::string describe(const GemmCase& gemm) {
   static constexpr const char* kGathered[] = {"none", "plain", "symmetric", "symmetric_uneven", "mixed"};
   std::ostringstream text;
-  text << name_of(gemm.op) << " m=" << gemm.m << " n=" << gemm.n << " k=" << gemm.k
-       << " step=" << gemm.local_step << " " << name_of(gemm.dtype) << "->" << name_of(gemm.out_dtype)
-       << " comm=" << name_of(gemm.comm_dtype) << (gemm.b_layout == MK_LAYOUT_NK ? " NK" : " KN")
-       << (gemm.accumulate ? " accumulate" : "")
+  text << name_of(gemm.op) << (gemm.wgrad ? " wgrad" : "") << " m=" << gemm.m << " n=" << gemm.n
+       << " k=" << gemm.k << " step=" << gemm.local_step << " " << name_of(gemm.dtype) << "->"
+       << name_of(gemm.out_dtype) << " comm=" << name_of(gemm.comm_dtype)
+       << (gemm.b_layout == MK_LAYOUT_NK ? " NK" : " KN") << (gemm.accumulate ? " accumulate" : "")
        << (gemm.bias ? std::string(" bias=") + name_of(gemm.bias_dtype) : "") << " padding=" << gemm.padding
        << " gathered=" << kGathered[static_cast<int>(gemm.gathered)] << (gemm.registered ? " registered" : "")
        << " tile=" << gemm.tuning.tile_m << "x" << gemm.tuning.tile_n << " chunk=" << gemm.tuning.chunk_bytes
@@ -117,8 +117,8 @@ void GemmProblem::draw(double amplitude, double density) {
   };
   a.clear(), b.clear(), bias.clear(), c_before.clear();
   for (int rank = 0; rank < nranks; ++rank) {
-    fill(a.emplace_back(gemm.a_rows(nranks, rank), gemm.k_of(rank)), gemm.dtype, density);
-    fill(b.emplace_back(gemm.k_of(rank), gemm.n_of(rank)), gemm.dtype, 1);
+    fill(a.emplace_back(gemm.a_rows(nranks, rank), gemm.a_columns(rank)), gemm.dtype, density);
+    fill(b.emplace_back(gemm.b_rows(rank), gemm.b_columns(rank)), gemm.dtype, 1);
     fill(bias.emplace_back(1, gemm.bias ? gemm.n_of(rank) : 0), gemm.bias_dtype, 1);
     fill(c_before.emplace_back(gemm.accumulate ? gemm.c_rows(nranks, rank) : 0, gemm.n_of(rank)),
          gemm.out_dtype, 1);
@@ -166,12 +166,37 @@ double GemmProblem::multiply_reduced(int owner, int64_t i) {
   return n == 0 ? 0 : *std::max_element(magnitudes.begin(), magnitudes.end());
 }
 
+// Mode WGRAD, whole; a bound of every sum on the way.
+double GemmProblem::multiply_wgrad() {
+  for (int owner = 0; owner < nranks; ++owner) {
+    const Values& own = a[static_cast<size_t>(owner)];
+    std::copy(own.at.begin(), own.at.end(), gathered.at.begin() + gemm.owned_begin(nranks, owner) * gemm.n);
+  }
+  double largest = 0;
+  for (size_t rank = 0; rank < c.size(); ++rank) {
+    for (int64_t i = 0; i < c[rank].rows; ++i) {
+      for (int64_t j = 0; j < gemm.n; ++j) {
+        double sum = 0;
+        double magnitude = 0;
+        for (int64_t row = 0; row < gemm.m; ++row) {
+          const double product = b[rank](row, i) * gathered(row, j);
+          sum += product;
+          magnitude += std::fabs(product);
+        }
+        c[rank](i, j) = sum;
+        largest = std::max(largest, magnitude);
+      }
+    }
+  }
+  return largest;
+}
+
 bool GemmProblem::multiply() {
-  gathered = gemm.gathers() ? Values(gemm.m, gemm.k) : Values();
+  gathered = gemm.gathers() ? Values(gemm.m, gemm.a_columns(0)) : Values();
   c.clear();
   for (int rank = 0; rank < nranks; ++rank) c.emplace_back(gemm.c_rows(nranks, rank), gemm.n_of(rank));
-  double largest = 0;
-  for (int owner = 0; owner < nranks; ++owner) {
+  double largest = gemm.wgrad ? multiply_wgrad() : 0;
+  for (int owner = 0; owner < nranks && !gemm.wgrad; ++owner) {
     for (int64_t i = 0; i < gemm.owned_rows(nranks, owner); ++i) {
       largest = std::max(largest, gemm.gathers() ? multiply_gathered(owner, i) : multiply_reduced(owner, i));
     }

@@ -25,6 +25,7 @@ struct GemmCase {
   int64_t n = 0;           // of rank 0
   int64_t k = 0;           // of rank 0
   int64_t local_step = 0;  // what each next rank has more of its rank-local size: n (all-gather) or k
+  bool wgrad = false;      // all-gather: a is X[m_r, n], b is dY[m, k], C = dY^T * gathered X
   mk_dtype_t dtype = MK_DTYPE_BF16;
   mk_dtype_t out_dtype = MK_DTYPE_BF16;
   mk_dtype_t comm_dtype = MK_DTYPE_DEFAULT;
@@ -40,15 +41,20 @@ struct GemmCase {
   uint64_t seed = 1;
 
   bool gathers() const { return op == MK_OPERATOR_ALLGATHER_GEMM; }
-  int64_t n_of(int rank) const { return gathers() ? n + rank * local_step : n; }
-  int64_t k_of(int rank) const { return gathers() ? k : k + rank * local_step; }
+  mk_allgather_mode_t mode() const { return wgrad ? MK_ALLGATHER_WGRAD : MK_ALLGATHER_FORWARD; }
+  bool forward() const { return gathers() && !wgrad; }
+  int64_t n_of(int rank) const { return forward() ? n + rank * local_step : n; }
+  int64_t k_of(int rank) const { return forward() ? k : k + rank * local_step; }
   int64_t owned_begin(int nranks, int rank) const;
   int64_t owned_rows(int nranks, int rank) const {
     return owned_begin(nranks, rank + 1) - owned_begin(nranks, rank);
   }
   int64_t a_rows(int nranks, int rank) const { return gathers() ? owned_rows(nranks, rank) : m; }
+  int64_t a_columns(int rank) const { return wgrad ? n : k_of(rank); }
+  int64_t b_rows(int rank) const { return wgrad ? m : k_of(rank); }
+  int64_t b_columns(int rank) const { return wgrad ? k_of(rank) : n_of(rank); }
   int64_t c_rows(int nranks, int rank) const {
-    return op == MK_OPERATOR_GEMM_REDUCE_SCATTER ? owned_rows(nranks, rank) : m;
+    return wgrad ? k_of(rank) : op == MK_OPERATOR_GEMM_REDUCE_SCATTER ? owned_rows(nranks, rank) : m;
   }
   int64_t leading_dimension(int64_t columns, mk_dtype_t type) const;
   // ||out - ref|| / ||ref|| that random numbers may have.
@@ -79,7 +85,7 @@ struct GemmProblem {
   GemmCase gemm;
   int nranks;
   std::vector<Values> a;         // by rank
-  std::vector<Values> b;         // by rank, [k, n]
+  std::vector<Values> b;         // by rank, [k, n], or dY[m, k]
   std::vector<Values> bias;      // by rank, [1, n]
   std::vector<Values> c_before;  // by rank, when accumulating
   std::vector<Values> c;         // by rank, expected
@@ -89,6 +95,7 @@ struct GemmProblem {
   void draw(double amplitude, double density);
   double multiply_gathered(int owner, int64_t i);
   double multiply_reduced(int owner, int64_t i);
+  double multiply_wgrad();
   bool multiply();  // false: a partial sum could be too large to be exact
 };
 

@@ -62,6 +62,22 @@ class Observer {
   std::map<std::pair<int, int>, int> done_;  // (rank, source)
 };
 
+// A launch whose C has kTiles tiles, each of which needs every chunk of every rank.
+constexpr int kTiles = 4;
+GemmCase chunked_wgrad(int nranks) {
+  GemmCase gemm;
+  gemm.wgrad = true;
+  gemm.m = int64_t{nranks} * kChunks * kTileRows;
+  gemm.n = 24;
+  gemm.k = 2 * kTileRows;
+  gemm.out_dtype = MK_DTYPE_FP32;
+  gemm.accumulate = true;
+  gemm.tuning.tile_m = kTileRows;
+  gemm.tuning.tile_n = 16;
+  gemm.tuning.chunk_bytes = kTileRows * 24 * 2;
+  return gemm;
+}
+
 GemmCase chunked(mk_operator_t op, int nranks) {
   GemmCase gemm;
   gemm.op = op;
@@ -75,21 +91,23 @@ GemmCase chunked(mk_operator_t op, int nranks) {
   return gemm;
 }
 
-// Runs a launch with `is_held`; `lacks(rank, source)`: rank cannot finish one chunk of source's rows meanwhile.
-void check(mk_operator_t op, const std::vector<int32_t>& layout, const Observer::IsHeld& is_held,
-           const std::function<bool(int rank, int source)>& lacks) {
+// Runs a launch with `is_held`. Of source's rows a rank finishes all(rank, source) units, and while_held(rank,
+// source) of them meanwhile.
+using Count = std::function<int(int rank, int source)>;
+void check(const GemmCase& gemm, const std::vector<int32_t>& layout, const Observer::IsHeld& is_held,
+           const Count& count_all, const Count& count_held) {
   RankJob job;
   job.node_of_rank = layout;
   const int nranks = job.nranks();
   std::map<std::pair<int, int>, int> most, all;
   for (int rank = 0; rank < nranks; ++rank) {
     for (int source = 0; source < nranks; ++source) {
-      if (op == MK_OPERATOR_GEMM_REDUCE_SCATTER && rank != source) continue;
-      all[{rank, source}] = kChunks;
-      most[{rank, source}] = kChunks - (lacks(rank, source) ? 1 : 0);
+      if (count_all(rank, source) == 0) continue;
+      all[{rank, source}] = count_all(rank, source);
+      if (count_held(rank, source) > 0) most[{rank, source}] = count_held(rank, source);
     }
   }
-  const GemmProblem problem(chunked(op, nranks), nranks);
+  const GemmProblem problem(gemm, nranks);
   Observer observer(is_held);
   std::string while_held, at_the_end;
   std::thread watcher([&] {
@@ -104,6 +122,16 @@ void check(mk_operator_t op, const std::vector<int32_t>& layout, const Observer:
   REQUIRE(while_held.empty());
   REQUIRE(at_the_end.empty());
   REQUIRE(failures.empty());
+}
+
+// The units are chunks of C's rows; `lacks(rank, source)`: rank cannot finish one of source's meanwhile.
+void check(mk_operator_t op, const std::vector<int32_t>& layout, const Observer::IsHeld& is_held,
+           const std::function<bool(int rank, int source)>& lacks) {
+  const auto all = [op](int rank, int source) {
+    return op == MK_OPERATOR_GEMM_REDUCE_SCATTER && rank != source ? 0 : kChunks;
+  };
+  check(chunked(op, static_cast<int>(layout.size())), layout, is_held, all,
+        [&](int rank, int source) { return all(rank, source) - (lacks(rank, source) ? 1 : 0); });
 }
 
 }  // namespace
@@ -134,6 +162,18 @@ TEST_CASE("Reductions: a partial that is missing delays its own rows only") {
             [slow](int rank, int source, int chunk) { return rank == slow && source == 0 && chunk == 2; },
             [](int, int source) { return source == 0; });
       }
+    }
+  }
+}
+
+TEST_CASE("WGRAD: a chunk held back holds up its source's sums only, in every tile") {
+  for (const auto& layout : {std::vector<int32_t>{0, 0, 0}, {0, 0, 1, 1}, {0, 1, 0, 1, 0}}) {
+    for (const int chunk : {0, kChunks - 1}) {
+      check(
+          chunked_wgrad(static_cast<int>(layout.size())), layout,
+          [chunk](int rank, int source, int at) { return rank == 1 && source == 1 && at == chunk; },
+          [](int, int) { return kTiles; },
+          [](int rank, int source) { return source == 1 && rank != 1 ? 0 : kTiles; });
     }
   }
 }

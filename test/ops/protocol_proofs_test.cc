@@ -21,9 +21,10 @@ struct Hooked {
 };
 
 // A chunk of rank 0 leaves 200 ms late: whoever does not wait for its flag computes with what was there before.
-std::vector<std::string> run_with_late_chunk(mk_operator_t op, bool ignore_flags) {
+std::vector<std::string> run_with_late_chunk(mk_operator_t op, bool wgrad, bool ignore_flags) {
   GemmCase gemm;
   gemm.op = op;
+  gemm.wgrad = wgrad;
   gemm.m = 24;
   gemm.n = gemm.k = 16;
   const GemmProblem problem(gemm, 3);
@@ -86,10 +87,13 @@ std::vector<std::string> run_with_late_rank(bool skip_entry_wait) {
 TEST_CASE("Without waiting for chunks results are wrong") {
   for (const mk_operator_t op :
        {MK_OPERATOR_ALLGATHER_GEMM, MK_OPERATOR_GEMM_REDUCE_SCATTER, MK_OPERATOR_GEMM_ALLREDUCE}) {
-    REQUIRE(join_lines(run_with_late_chunk(op, false)).empty());
+    for (const bool wgrad : {false, true}) {
+      if (wgrad && op != MK_OPERATOR_ALLGATHER_GEMM) continue;
+      REQUIRE(join_lines(run_with_late_chunk(op, wgrad, false)).empty());
 #if !defined(__SANITIZE_THREAD__)  // which rightly calls this a race
-    REQUIRE_FALSE(run_with_late_chunk(op, true).empty());
+      REQUIRE_FALSE(run_with_late_chunk(op, wgrad, true).empty());
 #endif
+    }
   }
 }
 

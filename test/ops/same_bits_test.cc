@@ -2,6 +2,7 @@
 // A result's bits depend on topology, shape and inputs, and on nothing else.
 #include <deque>
 
+#include "gemm_cases.h"
 #include "gemm_launch.h"
 #include "support/catch.h"
 
@@ -9,9 +10,9 @@ using namespace mk::test;
 
 namespace {
 
-GemmCase random_numbers(mk_operator_t op) {
+// The four products: the three operators, and mode WGRAD of the first.
+std::vector<GemmCase> random_numbers() {
   GemmCase gemm;
-  gemm.op = op;
   gemm.m = 31;
   gemm.n = 29;
   gemm.k = 33;
@@ -19,7 +20,18 @@ GemmCase random_numbers(mk_operator_t op) {
   gemm.out_dtype = MK_DTYPE_FP16;
   gemm.bias = true;
   gemm.integers = false;
-  return gemm;
+  std::vector<GemmCase> cases;
+  for (const mk_operator_t op : kGemmOperators) {
+    gemm.op = op;
+    cases.push_back(gemm);
+  }
+  gemm.op = MK_OPERATOR_ALLGATHER_GEMM;
+  gemm.wgrad = true;
+  gemm.bias = false;
+  gemm.out_dtype = MK_DTYPE_FP32;
+  gemm.accumulate = true;
+  cases.push_back(gemm);
+  return cases;
 }
 
 // The bits of every problem's result, `rounds` times, all in flight kSlots at a time.
@@ -68,9 +80,7 @@ TEST_CASE("200 runs give the same bits") {
     RankJob job;
     job.node_of_rank = layout;
     job.host_threads = 2;
-    for (const mk_operator_t op :
-         {MK_OPERATOR_ALLGATHER_GEMM, MK_OPERATOR_GEMM_REDUCE_SCATTER, MK_OPERATOR_GEMM_ALLREDUCE}) {
-      GemmCase gemm = random_numbers(op);
+    for (GemmCase gemm : random_numbers()) {
       gemm.tuning.tile_m = 4;
       gemm.tuning.tile_n = 16;
       gemm.tuning.chunk_bytes = 300;
@@ -84,12 +94,10 @@ TEST_CASE("Threads, tiles and chunks do not change the bits") {
   for (const auto& layout : {std::vector<int32_t>{0, 0, 0}, {0, 0, 1, 1}, {0, 1, 0, 1, 0, 2}}) {
     RankJob job;
     job.node_of_rank = layout;
-    for (const mk_operator_t op :
-         {MK_OPERATOR_ALLGATHER_GEMM, MK_OPERATOR_GEMM_REDUCE_SCATTER, MK_OPERATOR_GEMM_ALLREDUCE}) {
+    for (GemmCase gemm : random_numbers()) {
       std::deque<GemmProblem> variants;
       for (const int threads : {1, 2, 3, 4}) {
         for (const int64_t chunk_bytes : {1, 200, 1000, 0}) {
-          GemmCase gemm = random_numbers(op);
           gemm.tuning.compute_ctas = threads;
           gemm.tuning.chunk_bytes = chunk_bytes;
           gemm.tuning.tile_m = chunk_bytes == 0 ? 0 : threads;

@@ -57,7 +57,11 @@ void ScheduleModel::follow_rank(int rank) {
     account.plan = allgather_gemm::plan_host(call_, view_, 1).value();
     const auto schedule = allgather_gemm::make_schedule(call_, account.plan, view_);
     account.area_bytes = schedule.area_bytes();
-    if (call_.m > 0 && call_.k > 0) follow_gather({schedule, 0, 0, 0, false, direct_outputs_});
+    if (schedule.m > 0 && schedule.k > 0) {
+      Gather gather{schedule, 0, 0, 0, false, direct_outputs_};
+      gather.wgrad = call_.mode == MK_ALLGATHER_WGRAD;
+      follow_gather(gather);
+    }
   } else if (call_.op == MK_OPERATOR_GEMM_REDUCE_SCATTER) {
     account.plan = gemm_reduce_scatter::plan_host(call_, view_, 1).value();
     const auto schedule = gemm_reduce_scatter::make_schedule(call_, account.plan, view_);
@@ -272,6 +276,7 @@ void ScheduleModel::follow_relay(const Gather& gather, int source) {
 // What is done with gathered rows: tiles of C for the all-gather, chunks stored for the all-reduce.
 void ScheduleModel::follow_tiles(const Gather& gather) {
   const allgather_gemm::Schedule& schedule = gather.schedule;
+  if (gather.wgrad) return follow_wgrad(gather);
   for (int position = 0; position < view_.nranks; ++position) {
     const int source = schedule.source_at(position);
     const auto wait_chunk = [&](const Event& who, int chunk) {
@@ -290,6 +295,24 @@ void ScheduleModel::follow_tiles(const Gather& gather) {
         complain("a tile that does not wait for all its rows, source " + std::to_string(source));
     }
   }
+}
+
+// A tile of C in mode WGRAD: a sum a source, chunk after chunk; stored when all are complete.
+void ScheduleModel::follow_wgrad(const Gather& gather) {
+  const allgather_gemm::Schedule& schedule = gather.schedule;
+  const Event stored = item(view_.rank, "tile");
+  int64_t rows = 0;
+  for (int position = 0; position < view_.nranks; ++position) {
+    const int source = schedule.source_at(position);
+    for (int chunk = 0; chunk < schedule.chunks(source); ++chunk) {
+      const Event added = item(view_.rank, "added", source, chunk);
+      graph_.wait(stored, added);
+      if (chunk > 0) graph_.wait(added, {"added", view_.rank, launch_, source, chunk - 1});
+      if (source != view_.rank) wait_flag(added, gather.flag_begin + schedule.flag(source, chunk));
+      rows += schedule.chunk_count(source, chunk);
+    }
+  }
+  if (rows != schedule.m) complain("a tile that does not add every row");
 }
 
 void ScheduleModel::check_indices(const char* name, int rank, const std::map<int, Raised>& all, int bound,

@@ -86,6 +86,7 @@ class ScheduleModel {
     int signal_begin = 0;
     bool reduced = false;  // a chunk leaves when this rank has reduced it
     bool direct = false;   // chunks go to callers' memory: behind the receiver's entry
+    bool wgrad = false;    // every tile needs every chunk
   };
 
   void follow_rank(int rank);
@@ -96,6 +97,7 @@ class ScheduleModel {
   void follow_gather(const Gather& gather);
   void follow_relay(const Gather& gather, int source);
   void follow_tiles(const Gather& gather);
+  void follow_wgrad(const Gather& gather);
 
   // An event of this launch and rank that the rank's end waits for.
   Event item(int rank, const char* kind, int a = 0, int b = 0, int c = 0);

@@ -47,12 +47,17 @@ std::vector<GemmCall> calls(mk_operator_t op, int nranks) {
   all.push_back(make_call(op, nranks * 9 - 1, 24, 8, 3, 7 * 16));
   all.back().out_dtype = all.back().comm_dtype = MK_DTYPE_FP32;
   if (nranks <= 8) all.push_back(make_call(op, nranks * 70, 5, 3, 1, 1));  // more rows than chunks
+  if (op != MK_OPERATOR_ALLGATHER_GEMM) return all;
+  for (size_t at = 0, forward = all.size(); at < forward; ++at) {
+    all.push_back(all[at]);
+    all.back().mode = MK_ALLGATHER_WGRAD;
+  }
   return all;
 }
 
 std::string text_of(const GemmCall& call, const std::vector<int32_t>& layout) {
-  std::string text = format("%s m=%lld n=%lld k=%lld chunk_bytes=%lld, nodes", operator_name(call.op),
-                            static_cast<long long>(call.m), static_cast<long long>(call.n),
+  std::string text = format("%s mode %d m=%lld n=%lld k=%lld chunk_bytes=%lld, nodes", operator_name(call.op),
+                            call.mode, static_cast<long long>(call.m), static_cast<long long>(call.n),
                             static_cast<long long>(call.k), static_cast<long long>(call.tuning.chunk_bytes));
   for (const int32_t node : layout) text += " " + std::to_string(node);
   return text;

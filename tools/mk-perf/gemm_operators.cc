@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 // The three GEMM operators. To a benchmark they are one global product C[M, N] = A[M, K] * B[K, N] of which
-// each rank holds a window of A, of B and of C.
+// each rank holds a window of A, of B and of C. In the all-gather's mode WGRAD A is dY^T, of which a rank holds
+// whole rows, transposed in memory, and B is X; m is then the inner dimension, n the columns of X, k the local
+// columns of dY.
 #include <algorithm>
 #include <cstring>
 
@@ -12,7 +14,7 @@
 namespace perf {
 namespace {
 
-enum class Kind { kAllgatherGemm, kGemmReduceScatter, kGemmAllreduce };
+enum class Kind { kAllgatherGemm, kAllgatherGemmWgrad, kGemmReduceScatter, kGemmAllreduce };
 
 constexpr uint64_t kSeedA = 0xa1;
 constexpr uint64_t kSeedB = 0xb2;
@@ -22,8 +24,8 @@ constexpr int64_t kMaxReferenceProducts = int64_t{1} << 27;
 int64_t padded(int64_t columns) { return (columns + 7) / 8 * 8; }
 
 struct Windows {
-  Window a;
-  Window b;
+  Window a;  // what the argument a points to: of A; of X = B in mode WGRAD
+  Window b;  // likewise; of dY, which is A transposed, in mode WGRAD
   Window c;
   int64_t inner;  // of the global product
 };
@@ -40,6 +42,8 @@ Windows windows_of(Kind kind, const Shape& shape, int rank, int nranks) {
   switch (kind) {
     case Kind::kAllgatherGemm:
       return {{first_row, 0, own_rows, k}, {0, rank * n, k, n}, {0, rank * n, m, n}, k};
+    case Kind::kAllgatherGemmWgrad:
+      return {{first_row, 0, own_rows, n}, {0, rank * k, m, k}, {rank * k, 0, k, n}, m};
     case Kind::kGemmReduceScatter:
       return {{0, rank * k, m, k}, {rank * k, 0, k, n}, {first_row, 0, own_rows, n}, nranks * k};
     case Kind::kGemmAllreduce:
@@ -98,8 +102,11 @@ class GemmProblem : public Problem {
   }
 
   void fill(int set, Pattern pattern) override {
-    fill_window(buffers(set).a, windows_.a, input_a(set, pattern));
-    fill_window(buffers(set).b, windows_.b, input_b(set, pattern));
+    const bool wgrad = kind_ == Kind::kAllgatherGemmWgrad;
+    const InputMatrix a = input_a(set, pattern);
+    const InputMatrix b = input_b(set, pattern);
+    fill_window(buffers(set).a, windows_.a, wgrad ? b : a, false);
+    fill_window(buffers(set).b, windows_.b, wgrad ? a : b, wgrad);
     poison(set);
   }
 
@@ -114,9 +121,13 @@ class GemmProblem : public Problem {
   void run(int set) override {
     const mk_stream_t stream = context_.device->stream();
     switch (kind_) {
-      case Kind::kAllgatherGemm: {
+      case Kind::kAllgatherGemm:
+      case Kind::kAllgatherGemmWgrad: {
         mk_allgather_gemm_args_t args = MK_ALLGATHER_GEMM_ARGS_INIT;
         set_sizes_and_pointers(args, shape_, context_.dtypes, buffers(set));
+        args.lda = padded(windows_.a.cols);
+        args.ldb = padded(windows_.b.cols);
+        if (kind_ == Kind::kAllgatherGemmWgrad) args.mode = MK_ALLGATHER_WGRAD;
         return require(mk_allgather_gemm(context_.comm, &args, stream), "mk_allgather_gemm", context_.comm);
       }
       case Kind::kGemmReduceScatter: {
@@ -177,7 +188,9 @@ class GemmProblem : public Problem {
   const Buffers& buffers(int set) const { return sets_[static_cast<size_t>(set)]; }
 
   // Partial sums are rounded to comm_dtype, among one rank too; the all-gather has none.
-  bool rounds_partial_sums() const { return kind_ != Kind::kAllgatherGemm; }
+  bool rounds_partial_sums() const {
+    return kind_ == Kind::kGemmReduceScatter || kind_ == Kind::kGemmAllreduce;
+  }
 
   double error_limit() const {
     const double output = relative_error_limit(context_.dtypes.out_dtype);
@@ -196,13 +209,15 @@ class GemmProblem : public Problem {
     return {pattern, context_.dtypes.dtype, kSeedB + 0x100 * static_cast<uint64_t>(set), 1};
   }
 
-  void fill_window(const DeviceBuffer& buffer, const Window& window, const InputMatrix& input) {
+  void fill_window(const DeviceBuffer& buffer, const Window& window, const InputMatrix& input,
+                   bool transposed) {
     staging_.assign(buffer.bytes(), 0);
     const int64_t ld = padded(window.cols);
     for (int64_t row = 0; row < window.rows; ++row) {
       for (int64_t col = 0; col < window.cols; ++col) {
-        store_element(input.dtype, staging_.data(), row * ld + col,
-                      input.value(window.row + row, window.col + col));
+        const float value = transposed ? input.value(window.col + col, window.row + row)
+                                       : input.value(window.row + row, window.col + col);
+        store_element(input.dtype, staging_.data(), row * ld + col, value);
       }
     }
     buffer.upload(staging_.data());
@@ -258,6 +273,14 @@ const Operator kAllgatherGemm = {"allgather_gemm", kKeys,
                                                                         mk_allgather_gemm_plan);
                                  },
                                  validate, make<Kind::kAllgatherGemm>};
+
+const Operator kAllgatherGemmWgrad = {"allgather_gemm_wgrad", kKeys,
+                                      [](const Context& context) {
+                                        mk_allgather_gemm_args_t args = MK_ALLGATHER_GEMM_ARGS_INIT;
+                                        args.mode = MK_ALLGATHER_WGRAD;
+                                        return ask(context, args, mk_allgather_gemm_plan);
+                                      },
+                                      validate, make<Kind::kAllgatherGemmWgrad>};
 
 const Operator kGemmReduceScatter = {"gemm_reduce_scatter", kKeys,
                                      [](const Context& context) {

@@ -4,9 +4,9 @@
 namespace perf {
 
 const std::vector<const Operator*>& all_operators() {
-  static const std::vector<const Operator*> operators = {&kAllgatherGemm,  &kGemmReduceScatter,
-                                                         &kGemmAllreduce,  &kMoeDispatchGemm,
-                                                         &kMoeGemmCombine, &kRingAttention};
+  static const std::vector<const Operator*> operators = {
+      &kAllgatherGemm,   &kAllgatherGemmWgrad, &kGemmReduceScatter, &kGemmAllreduce,
+      &kMoeDispatchGemm, &kMoeGemmCombine,     &kRingAttention};
   return operators;
 }
 

@@ -72,6 +72,7 @@ struct Operator {
 };
 
 extern const Operator kAllgatherGemm;
+extern const Operator kAllgatherGemmWgrad;
 extern const Operator kGemmReduceScatter;
 extern const Operator kGemmAllreduce;
 extern const Operator kMoeDispatchGemm;

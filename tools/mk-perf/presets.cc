@@ -9,7 +9,8 @@ namespace {
 using Shapes = std::vector<Shape>;
 
 bool is_gemm(const std::string& name) {
-  return name == "allgather_gemm" || name == "gemm_reduce_scatter" || name == "gemm_allreduce";
+  return name == "allgather_gemm" || name == "allgather_gemm_wgrad" || name == "gemm_reduce_scatter" ||
+         name == "gemm_allreduce";
 }
 
 bool is_moe(const std::string& name) { return name == "moe_dispatch_gemm" || name == "moe_gemm_combine"; }
@@ -37,7 +38,8 @@ Shapes default_shapes(const std::string& name, int nranks) {
            {"zigzag", 1}}};
 }
 
-// A square weight spread over the ranks: by columns for the all-gather, by the inner dimension otherwise.
+// A square weight spread over the ranks: by columns for the all-gather, whose gradient has as many rows a rank,
+// by the inner dimension otherwise.
 Shapes square(const std::string& name, int nranks) {
   Shapes shapes;
   if (!is_gemm(name)) return shapes;
@@ -62,7 +64,7 @@ struct Projection {
 // by the inner dimension and reduce: scattered in training and prefill, everywhere in decoding.
 Shapes tensor_parallel(const char* preset, const std::string& name, int nranks,
                        const std::vector<Projection>& reading, const std::vector<Projection>& writing) {
-  const bool gather = name == "allgather_gemm";
+  const bool gather = name == "allgather_gemm" || name == "allgather_gemm_wgrad";
   const std::vector<int64_t> row_counts = name == "gemm_allreduce"
                                               ? std::vector<int64_t>{16, 32, 64, 128, 256, 1024}
                                               : std::vector<int64_t>{1024, 2048, 4096, 8192};
@@ -70,7 +72,10 @@ Shapes tensor_parallel(const char* preset, const std::string& name, int nranks,
   for (const Projection& projection : gather ? reading : writing) {
     const int64_t n = gather ? share(preset, projection.columns, nranks) : projection.columns;
     const int64_t k = gather ? projection.inner : share(preset, projection.inner, nranks);
-    for (const int64_t m : row_counts) shapes.push_back({{"m", m}, {"n", n}, {"k", k}});
+    // The gradient of a weight [inner, columns] of which a rank has n columns: [n, inner], summed over m rows.
+    const bool gradient = name == "allgather_gemm_wgrad";
+    for (const int64_t m : row_counts)
+      shapes.push_back({{"m", m}, {"n", gradient ? k : n}, {"k", gradient ? n : k}});
   }
   return shapes;
 }

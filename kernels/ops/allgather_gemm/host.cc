@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
-// AllGather+GEMM on the host executor: copy, send, receive and compute roles.
+// AllGather+GEMM on the host executor: copy, send and receive roles, and compute of mode FORWARD.
 #include <cstring>
 #include <memory>
 
 #include "../../host/host_operator.h"
 #include "../../host/number_format.h"
 #include "../../host/tile_gemm.h"
+#include "host_wgrad.h"
 #include "plan.h"
 
 namespace mk::allgather_gemm {
@@ -21,7 +22,7 @@ struct Pending {
 struct State {
   HostLaunch& launch;
   const Schedule schedule;
-  // Compute: tile rows in the order of the schedule, and the next column tile of each.
+  // Compute, mode FORWARD: tile rows in the order of the schedule, and the next column tile of each.
   struct TileRow {
     int source;
     int64_t index;
@@ -35,7 +36,8 @@ struct State {
       : launch(in),
         schedule(make_schedule(in.gemm(), in.plan, in.view())),
         num_columns(ceil_div(in.gemm().n, in.plan.tile_n)) {
-    for (int position = 0; position < launch.view().nranks && num_columns > 0; ++position) {
+    const bool forward = launch.gemm().mode == MK_ALLGATHER_FORWARD && num_columns > 0;
+    for (int position = 0; position < launch.view().nranks && forward; ++position) {
       const int source = schedule.source_at(position);
       for (int64_t tile = 0; tile < schedule.tile_rows(source); ++tile) tile_rows.push_back({source, tile});
     }
@@ -44,7 +46,7 @@ struct State {
     for (auto& left : columns_left) left.store(num_columns, std::memory_order_relaxed);
   }
 
-  bool transfers() const { return schedule.k > 0; }
+  bool transfers() const { return schedule.m > 0 && schedule.k > 0; }
   int self() const { return launch.view().rank; }
   bool held(int source, int chunk) const {
     return launch.hooks && launch.hooks->hold && launch.hooks->hold(self(), source, chunk);
@@ -288,10 +290,26 @@ void run_compute(State& state, Waiter& waiter) {
   }
 }
 
+// Mode WGRAD: without rows to gather C is zero all the same.
+void add_wgrad(const std::shared_ptr<State>& state, std::vector<Role>& roles) {
+  const GemmCall& call = state->launch.gemm();
+  if (call.k == 0 || call.n == 0) return;
+  auto wgrad = std::make_shared<HostWgrad>(
+      state->launch, state->schedule,
+      [state](int source, int64_t row) {
+        const State::Rows rows = state->rows_at(source, row);
+        return HostWgrad::Rows{rows.data, rows.pitch};
+      },
+      [state](int source, int chunk) { return chunk_ready(*state, source, chunk); },
+      [state](int source, int chunk) { return chunk_target(*state, source, chunk); });
+  for (int thread = 0; thread < state->launch.plan.compute_ctas; ++thread) {
+    roles.emplace_back("compute", [wgrad](Waiter& waiter) { wgrad->run(waiter); });
+  }
+}
+
 std::vector<Role> make_roles(HostLaunch& launch) {
   auto state = std::make_shared<State>(launch);
   std::vector<Role> roles;
-  if (launch.gemm().m == 0) return roles;
   if (state->transfers()) {
     roles.emplace_back("copy", [state](Waiter& waiter) { run_copy(*state, waiter); });
     if (launch.view().num_nodes > 1) {
@@ -299,7 +317,11 @@ std::vector<Role> make_roles(HostLaunch& launch) {
       roles.emplace_back("receive", [state](Waiter& waiter) { run_receive(*state, waiter); });
     }
   }
-  for (int thread = 0; thread < launch.plan.compute_ctas; ++thread) {
+  if (launch.gemm().mode == MK_ALLGATHER_WGRAD) {
+    add_wgrad(state, roles);
+    return roles;
+  }
+  for (int thread = 0; thread < launch.plan.compute_ctas && launch.gemm().m > 0; ++thread) {
     roles.emplace_back("compute", [state](Waiter& waiter) { run_compute(*state, waiter); });
   }
   return roles;

@@ -6,6 +6,10 @@
 // once, to its rail peer there, which forwards it inside that node. Rows land at their place in the gathered
 // matrix, in the receive area of the epoch's bank (or straight in the caller's gathered A when writer and
 // receiver both placed it at the same offset of symmetric memory).
+//
+// In mode WGRAD the rows of X travel in the same way; they are the inner dimension of the product, so that
+// every tile of C needs every chunk. A tile has one sum a source, over that source's rows in their order; the
+// sums are added in the order of source_at.
 #pragma once
 
 #include "../../protocol.h"
@@ -15,7 +19,7 @@ namespace mk::allgather_gemm {
 struct Schedule {
   TopologyView topology;
   int64_t m;           // rows over all ranks
-  int64_t k;           // elements a row
+  int64_t k;           // elements a row (of A; of X in mode WGRAD)
   int64_t chunk_rows;  // rows a transfer unit
   int64_t tile_m;      // rows a tile of C; tiles do not cross the border between two ranks' rows
   int max_chunks;      // of any rank
@@ -53,7 +57,7 @@ struct Schedule {
     return !topology.is_local(source) && writer(source, topology.rank) == topology.rank;
   }
 
-  // Tiles: first those of the rows at hand, then by distance; rows of one source before the next.
+  // Mode FORWARD, tiles: first those of the rows at hand, then by distance; rows of one source before the next.
   MK_HOST_DEVICE int source_at(int position) const { return topology.rotated(position); }
   MK_HOST_DEVICE int64_t tile_rows(int source) const { return ceil_div(rows(source), tile_m); }
   // The chunks [first, last] that tile row `tile` of `source` needs.
