@@ -3,6 +3,8 @@
 
 #include <cstring>
 
+#include "../wait_report.h"
+
 namespace mk {
 namespace {
 
@@ -97,7 +99,8 @@ bool Waiter::sleep(const WaitTarget& target) {
     const auto start = std::max(since_, launch_.entered_at());
     const std::chrono::milliseconds patience(launch_.context.config.wait_timeout_ms);
     if (std::chrono::steady_clock::now() - start > patience) {
-      report_timeout(target);
+      report_timeout(launch_.context, {launch_.op(), launch_.epoch, launch_.view().rank, role_, target.object,
+                                       target.index, target.peer, target.seen, target.expected});
       return false;
     }
   }
@@ -120,30 +123,6 @@ bool Waiter::put(int peer, uint64_t source, uint64_t target, size_t bytes, int s
   launch_.rank.signals_sent(peer).fetch_add(1, std::memory_order_relaxed);
   progressed();
   return true;
-}
-
-void Waiter::report_timeout(const WaitTarget& target) {
-  mk_async_error_t error = MK_ASYNC_ERROR_INIT;
-  error.status = MK_ERROR_TIMEOUT;
-  error.op = launch_.op();
-  error.rank = target.peer;
-  error.waiter_rank = launch_.view().rank;
-  error.epoch = launch_.epoch;
-  error.object_index = target.index;
-  error.seen = target.seen;
-  error.expected = target.expected;
-  std::snprintf(error.role, sizeof error.role, "%s", role_);
-  std::snprintf(error.object, sizeof error.object, "%s", target.object);
-  const std::string from = target.peer >= 0 ? format(" of rank %d", target.peer) : std::string();
-  launch_.context.report(
-      error,
-      format("rank %d, role %s, waited %lld ms in %s (launch %llu) for %s %llu%s: saw %llu, expected %llu. "
-             "That rank has "
-             "entered the launch but does not go on; look at its own error, or raise wait_timeout_ms",
-             error.waiter_rank, role_, static_cast<long long>(launch_.context.config.wait_timeout_ms),
-             operator_name(launch_.op()), static_cast<unsigned long long>(launch_.epoch), target.object,
-             static_cast<unsigned long long>(target.index), from.c_str(),
-             static_cast<unsigned long long>(target.seen), static_cast<unsigned long long>(target.expected)));
 }
 
 namespace {

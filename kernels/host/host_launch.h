@@ -108,8 +108,6 @@ class Waiter {
   bool put(int peer, uint64_t source, uint64_t target, size_t bytes, int signal);
 
  private:
-  void report_timeout(const WaitTarget& target);
-
   HostLaunch& launch_;
   const char* role_;
   uint32_t ticket_ = 0;

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: MIT
+#include "wait_report.h"
+
+#include <cstdio>
+
+namespace mk {
+
+void report_timeout(const ExecutorContext& context, const WaitReport& wait) {
+  mk_async_error_t error = MK_ASYNC_ERROR_INIT;
+  error.status = MK_ERROR_TIMEOUT;
+  error.op = wait.op;
+  error.rank = wait.peer;
+  error.waiter_rank = wait.waiter_rank;
+  error.epoch = wait.epoch;
+  error.object_index = wait.index;
+  error.seen = wait.seen;
+  error.expected = wait.expected;
+  std::snprintf(error.role, sizeof error.role, "%s", wait.role);
+  std::snprintf(error.object, sizeof error.object, "%s", wait.object);
+  const std::string from = wait.peer >= 0 ? format(" of rank %d", wait.peer) : std::string();
+  context.report(
+      error,
+      format("rank %d, role %s, waited %lld ms in %s (launch %llu) for %s %llu%s: saw %llu, expected %llu. "
+             "That rank has entered the launch but does not go on; look at its own error, or raise "
+             "wait_timeout_ms",
+             wait.waiter_rank, wait.role, static_cast<long long>(context.config.wait_timeout_ms),
+             operator_name(wait.op), static_cast<unsigned long long>(wait.epoch), wait.object,
+             static_cast<unsigned long long>(wait.index), from.c_str(),
+             static_cast<unsigned long long>(wait.seen), static_cast<unsigned long long>(wait.expected)));
+}
+
+}  // namespace mk
