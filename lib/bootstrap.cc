@@ -38,6 +38,10 @@ class RingBootstrap final : public Bootstrap {
   ~RingBootstrap() override;
 
   Status start(RingEnds ends, milliseconds peer_timeout);
+  bool knows_loss() const {
+    std::lock_guard lock(state_->mutex);
+    return state_->lost.has_value();
+  }
 
   int rank() const override { return rank_; }
   int nranks() const override { return nranks_; }
@@ -262,7 +266,8 @@ Result<std::unique_ptr<Bootstrap>> Bootstrap::join(const mk_unique_id_t& id, int
   // Nobody returns before everybody is on the ring, so whoever fails on the way there is named to all.
   auto joined = bootstrap->all_gather({}, deadline, "joining");
   if (!joined.ok()) {
-    bootstrap->announce_abort(joined.status().sentence());
+    // Of a loss the others know as well; news of this rank would only hide whose it was.
+    if (!bootstrap->knows_loss()) bootstrap->announce_abort(joined.status().sentence());
     return joined.status();
   }
   return std::unique_ptr<Bootstrap>(std::move(bootstrap));

@@ -237,6 +237,7 @@ void Channel::finish(End end, std::string why) {
 }
 
 void Channel::finish_by_errno(int error) {
+  cut_off_ = error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH || error == ENETDOWN;
   finish(error == ECONNREFUSED ? End::refused : End::lost, std::strerror(error));
 }
 

@@ -56,6 +56,8 @@ class Channel {
   // The next frame that has arrived whole and with a right tag. Drain before looking at end().
   std::optional<Frame> next();
   End end() const { return end_; }
+  // The network gave up waiting for the other end, or knows no way to it: that end need not be dead.
+  bool cut_off() const { return cut_off_; }
   // In words, when end() is not none.
   const std::string& why() const { return why_; }
 
@@ -97,6 +99,7 @@ class Channel {
   Phase phase_ = Phase::connecting;
   End end_ = End::none;
   std::string why_;
+  bool cut_off_ = false;
   bool write_failed_ = false;
 
   Purpose purpose_ = Purpose::root;

@@ -223,7 +223,7 @@ std::optional<News> decode_news(std::span<const std::byte> payload) {
   message.subject = in.integer<uint32_t>();
   message.reporter = in.integer<uint32_t>();
   message.why = printable(in.text(kMaxTextBytes), kMaxTextBytes);
-  if (!in.complete() || fate < 1 || fate > 3 || !is_rank(message.subject) || !is_rank(message.reporter))
+  if (!in.complete() || fate < 1 || fate > 4 || !is_rank(message.subject) || !is_rank(message.reporter))
     return {};
   return message;
 }

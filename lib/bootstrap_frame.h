@@ -110,7 +110,12 @@ struct BlockPrefix {
   uint32_t origin = 0;
 };
 
-enum class Fate : uint8_t { died = 1, aborted = 2, violated = 3 };
+enum class Fate : uint8_t {
+  died = 1,      // its connection ended
+  aborted = 2,   // it said so
+  violated = 3,  // it broke the protocol
+  silent = 4     // its connection stands, but nothing comes: stopped, or cut off
+};
 
 struct News {
   Fate fate = Fate::died;

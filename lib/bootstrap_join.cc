@@ -19,7 +19,9 @@ constexpr milliseconds kFirstPause{10};
 constexpr milliseconds kLongestPause{500};
 // The root decides at the deadline; its answer has this long to come.
 constexpr milliseconds kAnswerGrace{700};
-constexpr milliseconds kPassOnTime{200};
+// Who leaves because of another rank tells its neighbours, also those that are still on their way to it.
+constexpr milliseconds kPassOnTime{1000};
+constexpr milliseconds kLatePassOnTime{400};
 constexpr size_t kMaxStrangers = 32;
 
 Deadline earlier(Deadline a, Deadline b) { return a.moment() < b.moment() ? a : b; }
@@ -235,6 +237,11 @@ Status Joiner::look_for_end(Channel& neighbour, int rank) {
   return as_loss(*news_, rank_).second;
 }
 
+Hello Joiner::hello_to_successor() const {
+  return {
+      Purpose::ring, id_.job, static_cast<uint32_t>(rank_), static_cast<uint32_t>((rank_ + 1) % nranks_), {}};
+}
+
 Status Joiner::advance_successor() {
   if (welcomed_) return look_for_end(*next_, (rank_ + 1) % nranks_);
   if (!next_) {
@@ -245,12 +252,7 @@ Status Joiner::advance_successor() {
       next_trouble_ = socket.status().sentence();
       return Status();
     }
-    next_ = Channel::client(socket.take(), id_.secret,
-                            Hello{Purpose::ring,
-                                  id_.job,
-                                  static_cast<uint32_t>(rank_),
-                                  static_cast<uint32_t>((rank_ + 1) % nranks_),
-                                  {}});
+    next_ = Channel::client(socket.take(), id_.secret, hello_to_successor());
     connect_limit_ = Deadline::after(kAttemptTime);
   }
   next_->pump();
@@ -303,28 +305,59 @@ void Joiner::advance_strangers() {
   }
 }
 
-// The neighbours that are connected already hear why this rank leaves, so that nobody blames this rank for
-// another's death.
+// The neighbours hear why this rank leaves, so that nobody blames this rank for another's death: those that are
+// connected already at once, the others as soon as they are. Who is the cause itself is not waited for.
 void Joiner::pass_on(const Status& failure) {
   const auto self = static_cast<uint32_t>(rank_);
-  const News news = news_.value_or(News{Fate::aborted, self, self, failure.sentence()});
-  if (!welcomed_) next_.reset();
-  const Deadline limit = Deadline::after(kPassOnTime);
-  for (auto* channel : {&previous_, &next_}) {
-    if (!*channel) continue;
-    (*channel)->send(FrameKind::news, encode(news));
-    // The close that follows means nothing more than this.
-    (*channel)->send(FrameKind::bye);
-    (*channel)->flush();
-  }
-  for (auto* channel : {&previous_, &next_}) {
-    while (*channel && (*channel)->end() == Channel::End::none && !(*channel)->output_empty() &&
-           !(*channel)->write_failed() && !limit.passed()) {
-      pollfd ready{(*channel)->fd(), (*channel)->events(), 0};
-      poll(&ready, 1, limit.left_ms());
-      (*channel)->pump();
+  news_ = news_.value_or(News{Fate::aborted, self, self, failure.sentence()});
+  const int successor = (rank_ + 1) % nranks_;
+  bool previous_done = news_->subject == assignment_.predecessor;
+  bool next_done = news_->subject == static_cast<uint32_t>(successor);
+  bool previous_told = false;
+  bool next_told = false;
+  const Deadline late = Deadline::at(deadline_.moment() + kLatePassOnTime);
+  const Deadline limit = earlier(Deadline::after(kPassOnTime), late);
+  while (true) {
+    if (!previous_ && !previous_done) {
+      accept_strangers();
+      advance_strangers();
     }
+    if (!next_done && !welcomed_) next_done = !approach_successor();
+    const bool next_open = next_ && next_->open();
+    previous_done = tell(previous_ ? &*previous_ : nullptr, previous_told) || previous_done;
+    next_done = tell(next_open ? &*next_ : nullptr, next_told) || next_done;
+    if ((previous_done && next_done) || limit.passed()) return;
+    std::vector<pollfd> waits;
+    if (!previous_) waits.push_back({listener_.get(), POLLIN, 0});
+    if (previous_) add(waits, *previous_);
+    if (next_) add(waits, *next_);
+    for (const Stranger& stranger : strangers_) add(waits, stranger.channel);
+    poll(waits.data(), waits.size(), std::min(limit.left_ms(), 20));
   }
+}
+
+// Sends the news once; true when it is written, or nobody is there to read it.
+bool Joiner::tell(Channel* channel, bool& told) const {
+  if (!channel) return false;
+  if (!told) {
+    channel->send(FrameKind::news, encode(*news_));
+    // The close that follows means nothing more than this.
+    channel->send(FrameKind::bye);
+    told = true;
+  }
+  channel->pump();
+  return channel->output_empty() || channel->write_failed() || channel->end() != Channel::End::none;
+}
+
+// A step towards the successor, for news alone; false when there is no way to it.
+bool Joiner::approach_successor() {
+  if (!next_) {
+    Result<FileDescriptor> socket = start_connect(assignment_.successor);
+    if (!socket.ok()) return false;
+    next_ = Channel::client(socket.take(), id_.secret, hello_to_successor());
+  }
+  next_->pump();
+  return next_->end() == Channel::End::none;
 }
 
 }  // namespace mk

@@ -49,6 +49,9 @@ class Joiner {
   void advance_strangers();
   void blame_successor(std::string why);
   Status look_for_end(Channel& neighbour, int rank);
+  Hello hello_to_successor() const;
+  bool approach_successor();
+  bool tell(Channel* channel, bool& told) const;
   void pass_on(const Status& failure);
 
   const UniqueId& id_;

@@ -18,6 +18,9 @@ std::pair<int, Status> as_loss(const News& news, int rank) {
       return {subject, Status(MK_ERROR_NETWORK,
                               format("rank %d broke the protocol of the bootstrap ring: %s (seen by rank %d)",
                                      subject, why, reporter))};
+    case Fate::silent:
+      return {subject, Status(MK_ERROR_REMOTE,
+                              format("rank %d does not answer: %s (seen by rank %d)", subject, why, reporter))};
     case Fate::died:
       break;
   }

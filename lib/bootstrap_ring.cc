@@ -149,6 +149,7 @@ void RingServer::handle_end(Side side) {
   Link& link = links_[side];
   const Channel::End end = link.channel.end();
   const std::string why = link.channel.why();
+  const bool cut_off = link.channel.cut_off();
   link.closed = true;
   link.channel.close();
   // Once a loss has been announced, whoever closes does so because of it.
@@ -158,9 +159,11 @@ void RingServer::handle_end(Side side) {
     learn(News{Fate::died, static_cast<uint32_t>(link.peer), static_cast<uint32_t>(rank_),
                "connection closed: its process ended"},
           std::nullopt);
+  } else if (end == Channel::End::lost && cut_off) {
+    lose_silent(link.peer, "the network reports " + why);
   } else if (end == Channel::End::lost) {
     learn(News{Fate::died, static_cast<uint32_t>(link.peer), static_cast<uint32_t>(rank_),
-               "connection lost (" + why + "): its process was killed, or the network is cut"},
+               "connection lost (" + why + "): its process was killed"},
           std::nullopt);
   } else {
     blame(link.peer, why);
@@ -178,9 +181,7 @@ void RingServer::look_at_clock() {
     if (now - link.heard > peer_timeout_ && !link.bye) {
       link.closed = true;
       link.channel.close();
-      learn(News{Fate::died, static_cast<uint32_t>(link.peer), static_cast<uint32_t>(rank_),
-                 "silent for " + seconds(peer_timeout_.count()) + ": stopped, or cut off"},
-            std::nullopt);
+      lose_silent(link.peer, "silent for " + seconds(peer_timeout_.count()));
       continue;
     }
     if (now - link.beat >= beat_interval_) {
@@ -190,6 +191,12 @@ void RingServer::look_at_clock() {
     }
   }
   if (settled_ && settled_->passed()) announce_loss();
+}
+
+void RingServer::lose_silent(int rank, const std::string& what) {
+  learn(News{Fate::silent, static_cast<uint32_t>(rank), static_cast<uint32_t>(rank_),
+             what + ", its connection not closed: stopped, or cut off"},
+        std::nullopt);
 }
 
 void RingServer::blame(int rank, std::string why) {
@@ -215,11 +222,14 @@ void RingServer::learn(const News& news, std::optional<Side> from) {
 void RingServer::announce_loss() {
   settled_.reset();
   if (std::exchange(announced_, true)) return;
-  // A death before an abort, which may be its consequence; then the lowest rank.
-  const auto chosen =
-      std::min_element(candidates_.begin(), candidates_.end(), [](const News& a, const News& b) {
-        return std::tuple(a.fate == Fate::aborted, a.subject) < std::tuple(b.fate == Fate::aborted, b.subject);
-      });
+  // A death before a silence, and both before an abort, each of which may be the other's consequence; then the
+  // lowest rank.
+  const auto order = [](const News& news) {
+    const int kind = news.fate == Fate::aborted ? 2 : news.fate == Fate::silent ? 1 : 0;
+    return std::tuple(kind, news.subject);
+  };
+  const auto chosen = std::min_element(candidates_.begin(), candidates_.end(),
+                                       [&](const News& a, const News& b) { return order(a) < order(b); });
   const auto loss = as_loss(*chosen, rank_);
   // The callback first: it knows the rank, a collective that fails knows the sentence only.
   std::unique_lock lock(state_->mutex);

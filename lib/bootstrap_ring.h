@@ -81,6 +81,7 @@ class RingServer {
   void look_at_clock();
   void learn(const News& news, std::optional<Side> from);
   void announce_loss();
+  void lose_silent(int rank, const std::string& what);
   void blame(int rank, std::string why);
   void farewell(bool orderly);
 

@@ -129,7 +129,10 @@ std::string Communicator::config_text() const {
 
 Status Communicator::initialise(const mk_unique_id_t& id) {
   Status status = set_up(id);
-  if (status.code() == MK_ERROR_ABORTED && !abort_.raised()) {  // another rank's, passed on in an exchange
+  // Another rank's abort passed on in an exchange, or the links of one that has gone: the bootstrap says whose.
+  const bool perhaps_another = status.code() == MK_ERROR_ABORTED || status.code() == MK_ERROR_REMOTE ||
+                               status.code() == MK_ERROR_NETWORK || status.code() == MK_ERROR_SYSTEM;
+  if (perhaps_another && bootstrap_ && nranks_ > 1) {
     await_verdict();
     if (abort_.raised()) return abort_.reason();
   }

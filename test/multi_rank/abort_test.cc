@@ -230,9 +230,11 @@ void abort_in_init(const Scene& scene) {
       CHECK((end.outcome.status == MK_ERROR_REMOTE || end.outcome.status == MK_ERROR_TIMEOUT ||
              end.outcome.status == MK_ERROR_NETWORK));
       CHECK(end.seconds < static_cast<double>(config.init_timeout_ms) * 1e-3 + 1);
-      // While the ring is being connected, the news of an abort is overtaken by its consequences: some rank is
-      // named, perhaps one that left because of it.
-      CHECK((end.outcome.says("rank") || end.outcome.says("root")));
+      if (was_aborted && end.outcome.status == MK_ERROR_REMOTE) {
+        CHECK(end.outcome.says("rank " + std::to_string(scene.aborter)));
+      } else {
+        CHECK((end.outcome.says("rank") || end.outcome.says("root")));
+      }
     }
   }
 }

@@ -116,9 +116,9 @@ TEST_CASE("a stopped rank is named on the others after the silence allowed") {
   CHECK(Deadline::Clock::now() - start > milliseconds(700));
   for (const int rank : {0, 1, 3}) {
     CHECK(ranks.board().lost[rank] == 2);
-    CHECK(
-        std::string(ranks.board().sentence[rank]).find("rank 2 is lost: silent for 1 s: stopped, or cut off") ==
-        0);
+    CHECK(std::string(ranks.board().sentence[rank])
+              .find("rank 2 does not answer: silent for 1 s, its connection not closed: stopped, or cut off") ==
+          0);
   }
   // Once it runs again it hears that the others gave it up, and blames nobody.
   ranks.signal(2, SIGCONT);
