@@ -1,41 +1,40 @@
 // SPDX-License-Identifier: MIT
 // The C interface of the mixture-of-experts operators.
-#include "../kernels/operator_call.h"
-#include "api_unbuilt.h"
+#include "api_operator.h"
+#include "moe_arguments.h"
 
 namespace mk::api {
 namespace {
 
-Result<size_t> routing_bytes(const mk_moe_maxima_t* from, int nranks) {
-  mk_moe_maxima_t maxima;
-  MK_RETURN_IF_ERROR(read_struct(from, sizeof(mk_moe_maxima_t), "mk_moe_routing_bytes: maxima", maxima));
-  constexpr int64_t kMaxRows = int64_t{1} << 31;
-  const auto refuse = [](const char* field, const char* expected, long long seen) {
-    return Status(MK_ERROR_INVALID_ARGUMENT,
-                  format("mk_moe_routing_bytes: %s: expected %s, saw %lld", field, expected, seen));
+template <class Arguments>
+ReadCall read_sizes(const Arguments* args) {
+  return [args](const Communicator&) { return any_call(to_call(args)); };
+}
+
+ReadCall read_maxima(mk_operator_t op, const mk_moe_maxima_t* maxima) {
+  return [op, maxima](const Communicator&) { return any_call(to_call(op, maxima)); };
+}
+
+// A combine cannot prepare itself: of what it needs, the capacity, it has only what the record says, and that
+// is rank-local and perhaps not written yet.
+Status check_prepared(Communicator& communicator, const MoeCall& call) {
+  if (call.op != MK_OPERATOR_MOE_GEMM_COMBINE || communicator.executor().prepared(call)) return {};
+  return Status(
+      MK_ERROR_NOT_PREPARED,
+      format("moe_gemm_combine(%s) is beyond what was prepared; call mk_moe_gemm_combine_prepare, or "
+             "mk_moe_dispatch_gemm or its prepare with these hidden, experts, topk and out_dtype or more",
+             sizes_of(call).c_str()));
+}
+
+template <class Arguments>
+ReadCall read_checked(const Arguments* args) {
+  return [args](Communicator& communicator) -> Result<OperatorCall> {
+    const Result<MoeCall> call = to_call(args);
+    if (!call.ok()) return call.status();
+    MK_RETURN_IF_ERROR(check_buffers(call.value(), communicator.rank(), communicator.nranks()));
+    MK_RETURN_IF_ERROR(check_prepared(communicator, call.value()));
+    return any_call(call);
   };
-  if (nranks < 1 || nranks > 4096) return refuse("nranks", "1 to 4096", nranks);
-  if (maxima.tokens < 0 || maxima.tokens >= kMaxRows)
-    return refuse("maxima.tokens", "0 to 2^31 - 1", maxima.tokens);
-  if (maxima.experts < 1 || maxima.experts > 65536)
-    return refuse("maxima.experts", "1 to 65536", maxima.experts);
-  if (maxima.topk < 1 || maxima.topk > 16) return refuse("maxima.topk", "1 to 16", maxima.topk);
-  if (maxima.capacity_rows < 0 || maxima.capacity_rows >= kMaxRows) {
-    return refuse("maxima.capacity_rows", "0 (the worst case) to 2^31 - 1", maxima.capacity_rows);
-  }
-  const int64_t worst = nranks * maxima.tokens * maxima.topk;
-  const int64_t rows = maxima.capacity_rows > 0 ? min_of(maxima.capacity_rows, worst) : worst;
-  if (rows >= kMaxRows) return refuse("maxima", "fewer than 2^31 rows a rank; set capacity_rows", rows);
-  const int64_t local_experts = ceil_div(maxima.experts, nranks);
-  // Head; counts and offsets per local expert; received rows; and the library's own: where each of this rank's
-  // (token, k) went, and how many rows every rank sent to each local expert.
-  int64_t bytes = static_cast<int64_t>(sizeof(mk_moe_routing_t));
-  bytes = round_up(bytes, 16) + local_experts * 4;
-  bytes = round_up(bytes, 16) + (local_experts + 1) * 4;
-  bytes = round_up(bytes, 16) + rows * static_cast<int64_t>(sizeof(mk_moe_row_t));
-  bytes = round_up(bytes, 16) + maxima.tokens * maxima.topk * 8;
-  bytes = round_up(bytes, 16) + local_experts * nranks * 4;
-  return static_cast<size_t>(round_up(bytes, 256));
 }
 
 }  // namespace
@@ -43,6 +42,21 @@ Result<size_t> routing_bytes(const mk_moe_maxima_t* from, int nranks) {
 
 using namespace mk;
 using namespace mk::api;
+
+// One operator: its four functions.
+#define MK_MOE_OPERATOR(name, operator_id)                                                                 \
+  mk_status_t mk_##name##_prepare(mk_comm_t comm, const mk_moe_maxima_t* maxima) {                         \
+    return prepare(comm, "mk_" #name "_prepare", any_call(to_call(operator_id, maxima)));                  \
+  }                                                                                                        \
+  mk_status_t mk_##name##_workspace_bytes(mk_comm_t comm, const mk_moe_maxima_t* maxima, size_t* bytes) {  \
+    return workspace_bytes(comm, "mk_" #name "_workspace_bytes", read_maxima(operator_id, maxima), bytes); \
+  }                                                                                                        \
+  mk_status_t mk_##name##_plan(mk_comm_t comm, const mk_##name##_args_t* args, mk_plan_t* plan_out) {      \
+    return plan(comm, "mk_" #name "_plan", read_sizes(args), plan_out);                                    \
+  }                                                                                                        \
+  mk_status_t mk_##name(mk_comm_t comm, const mk_##name##_args_t* args, mk_stream_t stream) {              \
+    return launch(comm, "mk_" #name, read_checked(args), stream);                                          \
+  }
 
 extern "C" {
 
@@ -56,7 +70,7 @@ mk_status_t mk_moe_routing_bytes(const mk_moe_maxima_t* maxima, int nranks, size
   return finish(needed.status());
 }
 
-MK_UNBUILT_OPERATOR(moe_dispatch_gemm, mk_moe_maxima_t)
-MK_UNBUILT_OPERATOR(moe_gemm_combine, mk_moe_maxima_t)
+MK_MOE_OPERATOR(moe_dispatch_gemm, MK_OPERATOR_MOE_DISPATCH_GEMM)
+MK_MOE_OPERATOR(moe_gemm_combine, MK_OPERATOR_MOE_GEMM_COMBINE)
 
 }  // extern "C"

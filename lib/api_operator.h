@@ -10,7 +10,7 @@
 namespace mk::api {
 
 // From the caller's struct to a checked call, for this communicator's rank.
-using ReadCall = std::function<Result<OperatorCall>(const Communicator& communicator)>;
+using ReadCall = std::function<Result<OperatorCall>(Communicator& communicator)>;
 
 mk_status_t prepare(mk_comm_t comm, const char* function, const Result<OperatorCall>& maxima);
 mk_status_t workspace_bytes(mk_comm_t comm, const char* function, const ReadCall& maxima, size_t* bytes);

@@ -38,6 +38,7 @@ struct Matrix {
   int64_t columns;
   int64_t ld;
   int element_bytes;
+  const char* ld_name = nullptr;  // where it is not "ld" and the name
 
   bool empty() const { return rows == 0 || columns == 0; }
   uintptr_t begin() const { return reinterpret_cast<uintptr_t>(data); }

@@ -8,7 +8,8 @@ namespace mk {
 namespace {
 
 constexpr const HostOperator* kOperators[] = {&kHostAllgatherGemm, &kHostGemmReduceScatter,
-                                              &kHostGemmAllreduce};
+                                              &kHostGemmAllreduce, &kHostMoeDispatchGemm,
+                                              &kHostMoeGemmCombine};
 
 }  // namespace
 
@@ -46,10 +47,15 @@ Result<mk_plan_t> HostExecutor::plan(const OperatorCall& call) const {
 }
 
 const HostExecutor::Prepared* HostExecutor::find_prepared(const OperatorCall& call) const {
+  // The largest of those that cover it: what a launch of a mixture-of-experts operator needs depends on its data.
+  const Prepared* found = nullptr;
   for (const Prepared& candidate : prepared_) {
-    if (covers(candidate.maxima, call)) return &candidate;
+    if (!covers(candidate.maxima, call)) continue;
+    if (found == nullptr || arenas_[found->arena].bank_bytes < arenas_[candidate.arena].bank_bytes) {
+      found = &candidate;
+    }
   }
-  return nullptr;
+  return found;
 }
 
 Status HostExecutor::prepare(const OperatorCall& call, Deadline deadline) {
@@ -172,6 +178,7 @@ void HostExecutor::finish(HostLaunch& launch, bool ran) {
   if (!launch.mismatched()) {
     if (launch.data_error().empty()) return;
     error.status = MK_ERROR_DATA;
+    error.rank = launch.data_error_rank();
     context_.report(error, format("mk_%s: %s", operator_name(launch.op()), launch.data_error().c_str()));
     return;
   }

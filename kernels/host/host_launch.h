@@ -49,6 +49,7 @@ class HostLaunch {
   std::byte* peer_area(int local_rank, size_t offset) const {
     return rank.memory().peer(local_rank, arena_.offset + bank * arena_.bank_bytes + offset);
   }
+  size_t area_bytes() const { return arena_.bank_bytes; }
   uint64_t area_address(size_t offset) const {
     return region_address(arena_.region, bank * arena_.bank_bytes + offset);
   }
@@ -78,8 +79,13 @@ class HostLaunch {
   void set_mismatch(std::string sentence);  // entry role only
   // What the call's data are at fault in (MK_ERROR_DATA), the same on every rank; by one thread. The launch
   // goes on, without moving rows, until all have entered.
-  void set_data_error(std::string sentence) { data_error_ = std::move(sentence); }
+  // `rank_at_fault`: -1 when it is no rank's more than another's.
+  void set_data_error(std::string sentence, int rank_at_fault = -1) {
+    data_error_ = std::move(sentence);
+    data_error_rank_ = rank_at_fault;
+  }
   const std::string& data_error() const { return data_error_; }
+  int data_error_rank() const { return data_error_rank_; }
   void set_all_entered();
   bool all_entered() const { return all_entered_.load(std::memory_order_acquire); }
   std::chrono::steady_clock::time_point entered_at() const { return entered_at_; }
@@ -89,6 +95,7 @@ class HostLaunch {
   std::atomic<bool> mismatch_{false};
   std::string mismatch_sentence_;
   std::string data_error_;
+  int data_error_rank_ = -1;
   std::atomic<bool> all_entered_{false};
   std::chrono::steady_clock::time_point entered_at_;
 };

@@ -25,6 +25,8 @@ Result<mk_plan_t> plan_call(const OperatorCall& call, const TopologyView& view, 
 extern const HostOperator kHostAllgatherGemm;
 extern const HostOperator kHostGemmReduceScatter;
 extern const HostOperator kHostGemmAllreduce;
+extern const HostOperator kHostMoeDispatchGemm;
+extern const HostOperator kHostMoeGemmCombine;
 
 // nullptr: the host executor does not have it.
 const HostOperator* host_operator(mk_operator_t op);

@@ -16,7 +16,8 @@ template <float (*Convert)(uint16_t)>
 void load_panels(const TileGemm& tile, int64_t begin, int depth, float* a, float* b) {
   const auto* a16 = static_cast<const uint16_t*>(tile.a);
   for (int i = 0; i < tile.rows; ++i) {
-    const uint16_t* row = a16 + i * tile.lda + begin;
+    const uint16_t* row =
+        (tile.a_rows ? static_cast<const uint16_t*>(tile.a_rows[i]) : a16 + i * tile.lda) + begin;
     for (int kk = 0; kk < depth; ++kk) a[i * kDepth + kk] = Convert(row[kk]);
   }
   const auto* b16 = static_cast<const uint16_t*>(tile.b);

@@ -23,6 +23,8 @@ struct TileGemm {
   int64_t column;
   int rows;     // 1 .. kRows
   int columns;  // 1 .. kColumns
+  // Where the rows of the tile are, [rows], when they do not follow each other; `a` is not looked at then.
+  const void* const* a_rows = nullptr;
 
   // out: [kRows][kColumns]; what is beyond rows and columns is undefined.
   void compute(float* out) const;

@@ -49,16 +49,7 @@ void add_unbuilt_operators(std::vector<BadCall>& calls, mk_status_t expected,
     value.struct_size -= struct_size_minus;
     return value;
   };
-  const mk_moe_maxima_t moe = shrunk(mk_moe_maxima_t MK_MOE_MAXIMA_INIT);
   const mk_ring_attention_maxima_t ring = shrunk(mk_ring_attention_maxima_t MK_RING_ATTENTION_MAXIMA_INIT);
-  add_operator(calls, "mk_moe_dispatch_gemm", expected, says,
-               shrunk(mk_moe_dispatch_gemm_args_t MK_MOE_DISPATCH_GEMM_ARGS_INIT), moe,
-               mk_moe_dispatch_gemm_prepare, mk_moe_dispatch_gemm_workspace_bytes, mk_moe_dispatch_gemm_plan,
-               mk_moe_dispatch_gemm);
-  add_operator(calls, "mk_moe_gemm_combine", expected, says,
-               shrunk(mk_moe_gemm_combine_args_t MK_MOE_GEMM_COMBINE_ARGS_INIT), moe,
-               mk_moe_gemm_combine_prepare, mk_moe_gemm_combine_workspace_bytes, mk_moe_gemm_combine_plan,
-               mk_moe_gemm_combine);
   add_operator(calls, "mk_ring_attention", expected, says,
                shrunk(mk_ring_attention_args_t MK_RING_ATTENTION_ARGS_INIT), ring, mk_ring_attention_prepare,
                mk_ring_attention_workspace_bytes, mk_ring_attention_plan, mk_ring_attention);
@@ -96,6 +87,15 @@ std::vector<BadCall> bad_handle_calls() {
   add_operator(calls, "mk_gemm_allreduce", bad, says, mk_gemm_allreduce_args_t MK_GEMM_ALLREDUCE_ARGS_INIT,
                gemm, mk_gemm_allreduce_prepare, mk_gemm_allreduce_workspace_bytes, mk_gemm_allreduce_plan,
                mk_gemm_allreduce);
+  mk_moe_maxima_t moe = MK_MOE_MAXIMA_INIT;
+  moe.hidden = moe.inter = 8;
+  moe.experts = moe.topk = 1;
+  add_operator(calls, "mk_moe_dispatch_gemm", bad, says,
+               mk_moe_dispatch_gemm_args_t MK_MOE_DISPATCH_GEMM_ARGS_INIT, moe, mk_moe_dispatch_gemm_prepare,
+               mk_moe_dispatch_gemm_workspace_bytes, mk_moe_dispatch_gemm_plan, mk_moe_dispatch_gemm);
+  add_operator(calls, "mk_moe_gemm_combine", bad, says,
+               mk_moe_gemm_combine_args_t MK_MOE_GEMM_COMBINE_ARGS_INIT, moe, mk_moe_gemm_combine_prepare,
+               mk_moe_gemm_combine_workspace_bytes, mk_moe_gemm_combine_plan, mk_moe_gemm_combine);
   add_unbuilt_operators(calls, bad, says, 0);
   add("mk_comm_finalize", [](mk_comm_t comm) { return mk_comm_finalize(comm); });
   add("mk_comm_destroy", [](mk_comm_t comm) { return mk_comm_destroy(comm); });
