@@ -21,10 +21,28 @@ struct RingAttentionCall {
   int dim = 0;
   int num_sequences = 0;  // packed, 0 when not packed
   mk_dtype_t dtype = MK_DTYPE_BF16;
+  mk_causal_t causal = MK_CAUSAL_NONE;
+  mk_attention_layout_t layout = MK_ATTENTION_BSHD;
+  float scale = 0;
+  const int32_t* cu_seqlens = nullptr;  // memory of the executor, read when the launch runs
+  const void* q = nullptr;
+  const void* k = nullptr;
+  const void* v = nullptr;
+  void* o = nullptr;  // forward
+  float* lse = nullptr;
+  const void* forward_o = nullptr;  // backward: what the forward call gave
+  const float* forward_lse = nullptr;
+  const void* d_o = nullptr;
+  void* dq = nullptr;
+  void* dk = nullptr;
+  void* dv = nullptr;
   mk_tuning_t tuning = MK_TUNING_INIT;
 };
 
-// What operator_call.h asks of every kind of call.
+// "" or what is wrong with the prefix sums of a packed call: 0, never falling, seq at the end.
+std::string cu_seqlens_problem(const RingAttentionCall& call);
+
+// What operator_call.h asks of every kind of call. fill_entry reads cu_seqlens.
 std::string sizes_of(const RingAttentionCall& call);
 std::array<int64_t, 4> flight_shape(const RingAttentionCall& call);
 bool covers(const RingAttentionCall& maxima, const RingAttentionCall& call);

@@ -8,7 +8,8 @@ namespace mk {
 namespace {
 
 constexpr const HostOperator* kOperators[] = {&kHostAllgatherGemm, &kHostGemmReduceScatter,
-                                              &kHostGemmAllreduce, &kHostMoeDispatchGemm,
+                                              &kHostGemmAllreduce, &kHostRingAttention,
+                                              &kHostRingAttentionBackward, &kHostMoeDispatchGemm,
                                               &kHostMoeGemmCombine};
 
 }  // namespace

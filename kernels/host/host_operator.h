@@ -25,6 +25,8 @@ Result<mk_plan_t> plan_call(const OperatorCall& call, const TopologyView& view, 
 extern const HostOperator kHostAllgatherGemm;
 extern const HostOperator kHostGemmReduceScatter;
 extern const HostOperator kHostGemmAllreduce;
+extern const HostOperator kHostRingAttention;
+extern const HostOperator kHostRingAttentionBackward;
 extern const HostOperator kHostMoeDispatchGemm;
 extern const HostOperator kHostMoeGemmCombine;
 

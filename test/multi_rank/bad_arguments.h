@@ -17,10 +17,10 @@ struct BadCall {
   std::function<mk_status_t(mk_comm_t comm)> call;
 };
 
+std::vector<BadCall> bad_attention_calls();
 std::vector<BadCall> bad_gemm_calls();
 std::vector<BadCall> bad_handle_calls();
 std::vector<BadCall> bad_memory_calls();
 std::vector<BadCall> bad_query_calls();
-std::vector<BadCall> unbuilt_calls();
 
 }  // namespace mk::test

@@ -55,12 +55,18 @@ TEST_CASE("bad arguments of the GEMM operators") {
   REQUIRE(all_answer(job.finalize(), MK_SUCCESS));
 }
 
+TEST_CASE("bad arguments of ring attention") {
+  ThreadJob job(JobOptions(node_layout(2, 1)));
+  REQUIRE(all_answer(job.started(), MK_SUCCESS));
+  check_calls(job, bad_attention_calls());
+  REQUIRE(all_answer(job.finalize(), MK_SUCCESS));
+}
+
 TEST_CASE("bad arguments of the other functions") {
   ThreadJob job(JobOptions(node_layout(3, 2)));
   REQUIRE(all_answer(job.started(), MK_SUCCESS));
   check_calls(job, bad_memory_calls());
   check_calls(job, bad_query_calls());
-  check_calls(job, unbuilt_calls());
   REQUIRE(all_answer(job.finalize(), MK_SUCCESS));
 }
 
@@ -119,7 +125,7 @@ TEST_CASE("bad arguments and good calls in turn") {
   ThreadJob job(JobOptions(node_layout(nranks, num_nodes)));
   REQUIRE(all_answer(job.started(), MK_SUCCESS));
   std::vector<BadCall> calls = bad_gemm_calls();
-  for (const auto& more : {bad_memory_calls(), bad_query_calls(), unbuilt_calls()}) {
+  for (const auto& more : {bad_attention_calls(), bad_memory_calls(), bad_query_calls()}) {
     calls.insert(calls.end(), more.begin(), more.end());
   }
   std::mt19937_64 random(static_cast<uint64_t>(nranks * 10 + num_nodes));

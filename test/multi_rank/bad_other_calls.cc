@@ -43,30 +43,7 @@ void add_operator(std::vector<BadCall>& calls, const std::string& name, mk_statu
       {name, expected, with(name + ":"), [=](mk_comm_t comm) { return launch(comm, &args, nullptr); }});
 }
 
-void add_unbuilt_operators(std::vector<BadCall>& calls, mk_status_t expected,
-                           const std::vector<std::string>& says, size_t struct_size_minus) {
-  const auto shrunk = [struct_size_minus](auto value) {
-    value.struct_size -= struct_size_minus;
-    return value;
-  };
-  const mk_ring_attention_maxima_t ring = shrunk(mk_ring_attention_maxima_t MK_RING_ATTENTION_MAXIMA_INIT);
-  add_operator(calls, "mk_ring_attention", expected, says,
-               shrunk(mk_ring_attention_args_t MK_RING_ATTENTION_ARGS_INIT), ring, mk_ring_attention_prepare,
-               mk_ring_attention_workspace_bytes, mk_ring_attention_plan, mk_ring_attention);
-  add_operator(calls, "mk_ring_attention_backward", expected, says,
-               shrunk(mk_ring_attention_backward_args_t MK_RING_ATTENTION_BACKWARD_ARGS_INIT), ring,
-               mk_ring_attention_backward_prepare, mk_ring_attention_backward_workspace_bytes,
-               mk_ring_attention_backward_plan, mk_ring_attention_backward);
-}
-
 }  // namespace
-
-std::vector<BadCall> unbuilt_calls() {
-  std::vector<BadCall> calls;
-  add_unbuilt_operators(calls, MK_ERROR_UNSUPPORTED, {"not built yet"}, 0);
-  add_unbuilt_operators(calls, kInvalid, {"struct_size", "expected"}, 8);
-  return calls;
-}
 
 // Every function that takes a communicator; `comm` is the bad one.
 std::vector<BadCall> bad_handle_calls() {
@@ -96,7 +73,20 @@ std::vector<BadCall> bad_handle_calls() {
   add_operator(calls, "mk_moe_gemm_combine", bad, says,
                mk_moe_gemm_combine_args_t MK_MOE_GEMM_COMBINE_ARGS_INIT, moe, mk_moe_gemm_combine_prepare,
                mk_moe_gemm_combine_workspace_bytes, mk_moe_gemm_combine_plan, mk_moe_gemm_combine);
-  add_unbuilt_operators(calls, bad, says, 0);
+  const auto attention = [](auto value) {
+    value.heads = value.kv_heads = 1;
+    value.dim = 8;
+    return value;
+  };
+  const auto maxima = attention(mk_ring_attention_maxima_t MK_RING_ATTENTION_MAXIMA_INIT);
+  add_operator(calls, "mk_ring_attention", bad, says,
+               attention(mk_ring_attention_args_t MK_RING_ATTENTION_ARGS_INIT), maxima,
+               mk_ring_attention_prepare, mk_ring_attention_workspace_bytes, mk_ring_attention_plan,
+               mk_ring_attention);
+  add_operator(calls, "mk_ring_attention_backward", bad, says,
+               attention(mk_ring_attention_backward_args_t MK_RING_ATTENTION_BACKWARD_ARGS_INIT), maxima,
+               mk_ring_attention_backward_prepare, mk_ring_attention_backward_workspace_bytes,
+               mk_ring_attention_backward_plan, mk_ring_attention_backward);
   add("mk_comm_finalize", [](mk_comm_t comm) { return mk_comm_finalize(comm); });
   add("mk_comm_destroy", [](mk_comm_t comm) { return mk_comm_destroy(comm); });
   add("mk_comm_abort", [](mk_comm_t comm) { return mk_comm_abort(comm); });
