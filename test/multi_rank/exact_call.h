@@ -18,20 +18,30 @@ class ExactCall {
  public:
   ExactCall(mk_operator_t op, int nranks, int rank, uint64_t seed)
       : ExactCall(op, nranks, rank, seed, 5 * nranks - 1, 8, 16) {}
-  // n a multiple of 4, k of 8, at most 64.
-  ExactCall(mk_operator_t op, int nranks, int rank, uint64_t seed, int64_t m, int64_t n, int64_t k)
-      : op_(op), nranks_(nranks), rank_(rank), seed_(seed), m_(m), n_(n), k_(k) {
+  // n a multiple of 4 (of 8 in mode WGRAD), k of 8, at most 64.
+  ExactCall(mk_operator_t op, int nranks, int rank, uint64_t seed, int64_t m, int64_t n, int64_t k,
+            mk_allgather_mode_t mode = MK_ALLGATHER_FORWARD)
+      : op_(op),
+        wgrad_(mode == MK_ALLGATHER_WGRAD),
+        nranks_(nranks),
+        rank_(rank),
+        seed_(seed),
+        m_(m),
+        n_(n),
+        k_(k) {
     const bool gathers = op == MK_OPERATOR_ALLGATHER_GEMM;
     const int64_t first_row = gathers ? begin(rank) : 0;
     const int64_t rows = gathers ? begin(rank + 1) - begin(rank) : m;
-    const int64_t first_k = gathers ? 0 : rank * k;
+    const int64_t first_k = gathers && !wgrad_ ? 0 : rank * k;
     for (int64_t i = 0; i < rows; ++i) {
-      for (int64_t j = 0; j < k; ++j) a_.push_back(bf16(element(1, first_row + i, first_k + j)));
+      for (int64_t j = 0; j < (wgrad_ ? n : k); ++j)
+        a_.push_back(bf16(element(1, first_row + i, wgrad_ ? j : first_k + j)));
     }
-    for (int64_t i = 0; i < k; ++i) {
-      for (int64_t j = 0; j < n; ++j) b_.push_back(bf16(element(2, first_k + i, j)));
+    for (int64_t i = 0; i < (wgrad_ ? m : k); ++i) {
+      for (int64_t j = 0; j < (wgrad_ ? k : n); ++j)
+        b_.push_back(bf16(wgrad_ ? element(2, i, first_k + j) : element(2, first_k + i, j)));
     }
-    c_rows_ = op == MK_OPERATOR_GEMM_REDUCE_SCATTER ? begin(rank + 1) - begin(rank) : m;
+    c_rows_ = wgrad_ ? k : op == MK_OPERATOR_GEMM_REDUCE_SCATTER ? begin(rank + 1) - begin(rank) : m;
     c_.assign(static_cast<size_t>(c_rows_ * n), std::numeric_limits<float>::quiet_NaN());
   }
 
@@ -40,6 +50,7 @@ class ExactCall {
       case MK_OPERATOR_ALLGATHER_GEMM: {
         mk_allgather_gemm_args_t args = MK_ALLGATHER_GEMM_ARGS_INIT;
         fill(args);
+        if (wgrad_) args.mode = MK_ALLGATHER_WGRAD;
         return mk_allgather_gemm(comm, &args, nullptr);
       }
       case MK_OPERATOR_GEMM_REDUCE_SCATTER: {
@@ -59,19 +70,22 @@ class ExactCall {
   void fill(Args& args) {
     args.m = m_, args.n = n_, args.k = k_;
     args.dtype = MK_DTYPE_BF16, args.out_dtype = MK_DTYPE_FP32;
-    args.a = a_.data(), args.lda = k_;
-    args.b = b_.data(), args.ldb = n_;
+    args.a = a_.data(), args.lda = wgrad_ ? n_ : k_;
+    args.b = b_.data(), args.ldb = wgrad_ ? k_ : n_;
     args.c = c_.data(), args.ldc = n_;
   }
 
   // "" when every element of the result is right.
   std::string wrong() const {
-    const int64_t inner = op_ == MK_OPERATOR_ALLGATHER_GEMM ? k_ : nranks_ * k_;
+    const int64_t inner = wgrad_ ? m_ : op_ == MK_OPERATOR_ALLGATHER_GEMM ? k_ : nranks_ * k_;
     const int64_t first = op_ == MK_OPERATOR_GEMM_REDUCE_SCATTER ? begin(rank_) : 0;
     for (int64_t i = 0; i < c_rows_; ++i) {
       for (int64_t j = 0; j < n_; ++j) {
         int sum = 0;
-        for (int64_t l = 0; l < inner; ++l) sum += element(1, first + i, l) * element(2, l, j);
+        for (int64_t l = 0; l < inner; ++l) {
+          sum += wgrad_ ? element(2, l, rank_ * k_ + i) * element(1, l, j)
+                        : element(1, first + i, l) * element(2, l, j);
+        }
         const float seen = c_[static_cast<size_t>(i * n_ + j)];
         if (seen == static_cast<float>(sum)) continue;
         return "rank " + std::to_string(rank_) + ", operator " + std::to_string(op_) + ", row " +
@@ -100,6 +114,7 @@ class ExactCall {
   }
 
   const mk_operator_t op_;
+  const bool wgrad_;
   const int nranks_;
   const int rank_;
   const uint64_t seed_;

@@ -43,6 +43,8 @@ struct Report {
   int32_t descriptors_left = 0;
   int32_t threads_left = 0;
   int32_t mappings_left = 0;
+  int64_t abort_ms = -1;   // how long mk_comm_abort took, where it was called
+  bool was_wrong = false;  // the sentence tells of a wrong result
   char sentence[600] = {};
 
   bool says(const std::string& text) const { return std::string(sentence).find(text) != std::string::npos; }
