@@ -74,6 +74,7 @@ int main(int argc, char** argv) {
   }
   std::printf("seed %llu:", static_cast<unsigned long long>(options.seed));
   for (int kind = 0; kind < kFaultKinds; ++kind) {
+    if (tried[kind] == 0) continue;
     std::printf(" %llu %s,", static_cast<unsigned long long>(tried[kind]),
                 name_of(static_cast<FaultKind>(kind)));
   }

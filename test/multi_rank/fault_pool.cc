@@ -15,6 +15,11 @@ constexpr int kAbortWithinMs = 5000;
 constexpr int kPatienceMs = 60000;  // for a worker's word
 
 bool is_victim(const Fault& fault, int rank) { return rank == fault.victim || rank == fault.second_victim; }
+// A cut that leaves nobody with a neighbour: any rank may be named but oneself.
+bool may_blame(const Fault& fault, int rank, int blamed) {
+  return fault.victim < 0 ? blamed >= 0 && blamed != rank : is_victim(fault, blamed);
+}
+bool ends_by_itself(FaultKind kind) { return kind == FaultKind::abort || kind == FaultKind::cut; }
 
 std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
 
@@ -51,13 +56,14 @@ void check_left(const Report& report, int rank, FaultResult& result) {
 // How the sentence tells this kind of fault from the others.
 const char* telling_words(FaultKind kind) {
   if (kind == FaultKind::abort) return "abort";
+  if (kind == FaultKind::cut) return "stopped, or cut off";
   return kind == FaultKind::stop ? "does not answer" : "is lost";
 }
 
 }  // namespace
 
 const char* name_of(FaultKind kind) {
-  static constexpr const char* kNames[kFaultKinds] = {"kill", "two kills", "abort", "stop"};
+  static constexpr const char* kNames[kFaultKinds] = {"kill", "two kills", "abort", "stop", "cut"};
   return kNames[static_cast<int>(kind)];
 }
 
@@ -118,6 +124,7 @@ bool FaultPool::start_worker(size_t slot) {
       if (other.socket >= 0) close(other.socket);
     }
     close(pair[0]);
+    if (enter_) enter_(static_cast<int>(slot));
     be_fault_worker(pair[1]);
     _exit(0);
   }
@@ -198,6 +205,9 @@ void FaultPool::strike(const Fault& fault, FaultResult& result) {
     case FaultKind::stop:
       kill(workers_[slot].process, SIGSTOP);
       break;
+    case FaultKind::cut:
+      if (!cut_ || !cut_(fault.victim, true)) complain(result, fault.victim, "its link could not be cut");
+      break;
   }
 }
 
@@ -230,7 +240,7 @@ void FaultPool::check_survivor(const Fault& fault, int rank, int64_t since_ms, F
     return;
   }
   if (report->status != MK_ERROR_REMOTE) complain(result, rank, "expected MK_ERROR_REMOTE", &*report);
-  if (!is_victim(fault, report->blamed) || !names(*report, report->blamed))
+  if (!may_blame(fault, rank, report->blamed) || !names(*report, report->blamed))
     complain(result, rank, "blames rank " + std::to_string(report->blamed), &*report);
   if (!report->says(telling_words(fault.kind)))
     complain(result, rank, std::string("does not say: ") + telling_words(fault.kind), &*report);
@@ -259,9 +269,11 @@ FaultResult FaultPool::run(const Fault& fault) {
   const int64_t struck_ms = now_ms();
   strike(fault, result);
   for (int rank = 0; rank < fault.scene.nranks; ++rank) {
-    const bool speaks = !is_victim(fault, rank) || fault.kind == FaultKind::abort;
+    const bool speaks = !is_victim(fault, rank) || ends_by_itself(fault.kind);
     if (speaks) check_survivor(fault, rank, struck_ms, result);
   }
+  if (fault.kind == FaultKind::cut && !cut_(fault.victim, false))
+    complain(result, fault.victim, "its link could not be mended");
   if (fault.kind == FaultKind::stop) resume_stopped(fault, result);
   const int shared_left = shared_memory_files() - shared_before;
   if (shared_left > 0) result.complaints.push_back(std::to_string(shared_left) + " files left in /dev/shm");

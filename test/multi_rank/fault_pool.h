@@ -5,6 +5,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -15,8 +16,9 @@ namespace mk::test {
 
 struct Report;
 
-enum class FaultKind { kill, two_kills, abort, stop };
-inline constexpr int kFaultKinds = 4;
+// cut: the network between the victim and its predecessor (of every rank, when there is no victim).
+enum class FaultKind { kill, two_kills, abort, stop, cut };
+inline constexpr int kFaultKinds = 5;
 const char* name_of(FaultKind kind);
 
 // One fault, all of it a function of (seed, index).
@@ -43,6 +45,10 @@ struct FaultResult {
 class FaultPool {
  public:
   FaultPool() = default;
+  // enter(rank) is called first in every process; cut(victim, true) cuts the network, cut(victim, false) mends
+  // it.
+  FaultPool(std::function<void(int)> enter, std::function<bool(int, bool)> cut)
+      : enter_(std::move(enter)), cut_(std::move(cut)) {}
   FaultPool(const FaultPool&) = delete;
   FaultPool& operator=(const FaultPool&) = delete;
   ~FaultPool();
@@ -64,6 +70,8 @@ class FaultPool {
   void check_survivor(const Fault& fault, int rank, int64_t since_ms, FaultResult& result);
   void resume_stopped(const Fault& fault, FaultResult& result);
 
+  std::function<void(int)> enter_;
+  std::function<bool(int, bool)> cut_;
   std::vector<Worker> workers_;  // by rank
 };
 
