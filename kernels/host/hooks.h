@@ -17,6 +17,8 @@ struct HostHooks {
   bool ignore_flags = false;     // chunk flags count as raised
   bool relaxed_flags = false;    // chunk flags are read without acquire
   bool skip_entry_wait = false;  // a launch ends without all entries
+  // Do the waits of this role on this rank have a deadline? All have where this is empty.
+  std::function<bool(int rank, const char* role)> has_deadline;
 };
 
 // Set by a test before its communicators exist, null otherwise.

@@ -95,7 +95,9 @@ bool Waiter::sleep(const WaitTarget& target) {
   if (launch_.stopped()) return false;
   // A peer that has not entered yet is waited for as long as its heartbeat lives (the bootstrap raises the
   // abort token when it ends): it may be compiling, or writing a checkpoint.
-  if (launch_.all_entered()) {
+  const HostHooks* hooks = launch_.hooks;
+  const bool has_deadline = !hooks || !hooks->has_deadline || hooks->has_deadline(launch_.view().rank, role_);
+  if (launch_.all_entered() && has_deadline) {
     const auto start = std::max(since_, launch_.entered_at());
     const std::chrono::milliseconds patience(launch_.context.config.wait_timeout_ms);
     if (std::chrono::steady_clock::now() - start > patience) {

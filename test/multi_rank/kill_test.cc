@@ -173,3 +173,81 @@ TEST_CASE("a stopped rank is told from a slow one by its silence") {
     CHECK(job.wait_for(victim) == 0);
   }
 }
+
+namespace {
+
+// Rank 0 puts one wide row to rank 1, which has entered the launch and was stopped then: the channel fills up.
+mk_status_t put_to_stopped(mk_comm_t comm, const RankProcess& self) {
+  constexpr int64_t kWide = int64_t{4} << 20;
+  mk_gemm_maxima_t maxima = MK_GEMM_MAXIMA_INIT;
+  maxima.m = 1, maxima.k = kWide;
+  if (const mk_status_t status = mk_allgather_gemm_prepare(comm, &maxima); status != MK_SUCCESS) return status;
+  const std::vector<uint16_t> row(self.rank() == 0 ? kWide + 8 : 0);
+  mk_allgather_gemm_args_t args = MK_ALLGATHER_GEMM_ARGS_INIT;
+  args.m = 1, args.k = kWide;
+  // 16-byte aligned
+  args.a = reinterpret_cast<const void*>((reinterpret_cast<uintptr_t>(row.data()) + 15) / 16 * 16);
+  args.lda = kWide;
+  if (self.rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1000));
+  mk_status_t status = mk_allgather_gemm(comm, &args, nullptr);
+  Report ready;
+  ready.kind = Report::kReady;
+  if (self.rank() == 1) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    self.tell(ready);
+  }
+  const mk_status_t ended = mk_comm_synchronize(comm, nullptr);
+  return status == MK_SUCCESS ? ended : status;
+}
+
+void be_rank_at_put(RankProcess& self) {
+  Report report;
+  mk_unique_id_t id;
+  if (!self.share_id(&id)) return;
+  const int32_t nodes[] = {0, 1};
+  mk_comm_config_t config = MK_COMM_CONFIG_INIT;
+  config.device = MK_DEVICE_HOST;
+  config.host_threads = 1;
+  config.node_of_rank = nodes;
+  config.wait_timeout_ms = 400;
+  mk_comm_t comm = nullptr;
+  report.status = mk_comm_init(&comm, &id, 2, self.rank(), &config);
+  if (report.status == MK_SUCCESS) report.status = put_to_stopped(comm, self);
+  std::snprintf(report.sentence, sizeof report.sentence, "%s", mk_get_last_error(comm));
+  mk_async_error_t error = MK_ASYNC_ERROR_INIT;
+  if (mk_comm_get_async_error(comm, &error) == MK_SUCCESS) report.blamed = error.rank;
+  report.destroyed = mk_comm_destroy(comm);
+  self.tell(report);
+}
+
+}  // namespace
+
+TEST_CASE("a put that the network does not complete is reported by its deadline") {
+  ProcessJob job(2, 60, be_rank_at_put);
+  REQUIRE(job.started(2));
+  REQUIRE(job.pass_id_on());
+  const auto entered = job.receive(1);
+  REQUIRE(entered);
+  REQUIRE(entered->kind == Report::kReady);
+  job.send_signal(1, SIGSTOP);
+  const auto report = job.receive(0);
+  job.send_signal(1, SIGCONT);
+  REQUIRE(report);
+  INFO(report->text());
+  CHECK(report->status == MK_ERROR_TIMEOUT);
+  CHECK(report->blamed == -1);
+  CHECK(report->says("rank 0, role host, waited 400 ms in allgather_gemm (launch 1) for put "));
+  CHECK(report->says(": saw "));
+  CHECK(report->says(", expected "));
+  CHECK(
+      report->says("The network does not complete what this rank has posted; look at the other ranks' own "
+                   "errors, or raise wait_timeout_ms"));
+  CHECK(report->destroyed == MK_SUCCESS);
+  const auto stopped = job.receive(1);
+  REQUIRE(stopped);
+  INFO(stopped->text());
+  CHECK(stopped->status == MK_ERROR_REMOTE);
+  CHECK(stopped->blamed == 0);
+  CHECK(job.wait_for(0) == 0);
+  CHECK(job.wait_for(1) == 0);
+}
