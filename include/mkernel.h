@@ -342,7 +342,7 @@ typedef struct mk_flight_entry {
   uint64_t epoch;
   mk_operator_t op;
   int32_t state;          /* 1 running, 2 completed, 3 failed */
-  int64_t shape[4];       /* GEMM operators: m, n, k, 0 */
+  int64_t shape[4];       /* GEMM operators: m, n, k, 0; MoE: tokens, hidden, inter, experts * 2^32 + topk */
   int64_t start_us;       /* since mk_comm_init */
   int64_t duration_us;    /* so far, when running */
 } mk_flight_entry_t;
@@ -535,20 +535,40 @@ MK_API mk_status_t mk_gemm_allreduce(mk_comm_t comm, const mk_gemm_allreduce_arg
 
 /* ------------------------------------------------------ mixture of experts */
 
-/* Not built yet: every function of this section but mk_moe_routing_bytes answers MK_ERROR_UNSUPPORTED (after
- * checking handle and struct_size). */
+/* An expert layer is mk_moe_dispatch_gemm, an activation by the caller, and mk_moe_gemm_combine. The dispatch writes
+ * a routing record, from which the combine knows the way home. Both have the four functions that "GEMM operators"
+ * describes, and these particulars:
+ *
+ * Built for the host executor; on CUDA every function but mk_moe_routing_bytes answers MK_ERROR_UNSUPPORTED.
+ *
+ * Prepare. Whatever one of the two operators prepares covers calls of both, with `inter` of any size: preparing one of
+ *   them is enough. A call is covered by maxima with at least its hidden, experts, topk and (dispatch) capacity_rows,
+ *   and (combine) an out_dtype at least as wide. tokens is rank-local and bounds only what maxima need: with
+ *   maxima.tokens the workspace is smaller where there are several nodes, and for the combine; a dispatch that
+ *   prepares itself goes by capacity_rows alone, and prepares for any out_dtype of the combine. A combine cannot
+ *   prepare itself, since only its record knows a capacity: when nothing covers it, it answers MK_ERROR_NOT_PREPARED.
+ * Plan. link_bytes and network_bytes are the most that this rank's own tokens can cause; workspace_bytes is that of a
+ *   call which prepares itself, 0 rows for a combine.
+ * Data-dependent errors, MK_ERROR_DATA, asynchronous: a number in topk_idx that is neither -1 nor below experts; an
+ *   expert twice in a row of topk_idx; more rows for a rank than capacity_rows (or than routing_bytes has room for);
+ *   a routing record that is not one of this rank, communicator and these sizes, or not of the same dispatch on all
+ *   ranks; more tokens than what is prepared has room for. The ranks find out from the counts that they exchange
+ *   before any row moves: every rank gets the same error, the sentence names the first rank and entry at fault, y and
+ *   dispatched_rows keep what they held, the record says so (below), and the communicator goes on.
+ * Order of sums: a combine adds a token's rows in fp32, node by node in node order, inside a node in the order of
+ *   the experts; rows travel, and the sums of other nodes too, rounded once to out_dtype. */
 
 /* Largest sizes for the mixture-of-experts operators; globally equal. */
 typedef struct mk_moe_maxima {
   size_t struct_size;
-  int64_t tokens;          /* T of any one rank */
+  int64_t tokens;          /* T of any one rank; 0: no bound but what capacity_rows implies */
   int64_t capacity_rows;   /* rows any one rank can receive; 0: the worst case, nranks * tokens * topk */
   int64_t hidden;          /* H, a multiple of 8 */
   int64_t inter;           /* I, a multiple of 8 */
-  int32_t experts;         /* E over all ranks */
+  int32_t experts;         /* E over all ranks, 1 to 65 536; rank r owns [r*ceil(E/W), ...) */
   int32_t topk;            /* 1 to 16 */
-  mk_dtype_t dtype;
-  mk_dtype_t out_dtype;
+  mk_dtype_t dtype;        /* BF16 (default) or FP16 */
+  mk_dtype_t out_dtype;    /* BF16, FP16 or FP32; default: dtype */
   const mk_tuning_t *tuning;
 } mk_moe_maxima_t;
 #define MK_MOE_MAXIMA_INIT \
@@ -556,15 +576,16 @@ typedef struct mk_moe_maxima {
 
 /* One received row: where it came from. */
 typedef struct mk_moe_row {
-  int32_t rank;
-  int32_t token;
-  int32_t k;
+  int32_t rank;            /* its token's rank, */
+  int32_t token;           /* the token's number there, */
+  int32_t k;               /* and which of the token's experts this is */
 } mk_moe_row_t;
 
 /* The head of a routing record: a caller-owned, relocatable buffer of mk_moe_routing_bytes(maxima) in the memory
- * of the executor, 16-byte aligned. Offsets are bytes from the record's start. Written by mk_moe_dispatch_gemm; read by
- * mk_moe_gemm_combine, by a later dispatch (use_routing) and by the caller. Rows are grouped by local expert; inside
- * an expert ordered by source rank, then token. The bytes after the arrays named here are the library's. */
+ * of the executor, 16-byte aligned. Offsets are bytes from the record's start, so that it may be copied as a whole.
+ * Written by mk_moe_dispatch_gemm (in stream order); read by mk_moe_gemm_combine, by a later dispatch (use_routing)
+ * and by the caller. Rows are grouped by local expert; inside an expert ordered by source rank, then token. All bytes
+ * that the head does not name are the library's. */
 typedef struct mk_moe_routing {
   uint32_t magic;
   uint32_t version;
@@ -572,7 +593,8 @@ typedef struct mk_moe_routing {
   int32_t num_local_experts;
   int64_t tokens;                /* T of this rank */
   int64_t num_rows;              /* rows this rank received */
-  int64_t needed_rows;           /* rows it should have received: > capacity_rows when status is MK_ERROR_DATA */
+  int64_t needed_rows;           /* num_rows; when status is MK_ERROR_DATA for want of capacity: the capacity_rows that
+                                    would have done, equal on all ranks; else 0 */
   int64_t expert_counts_offset;  /* int32_t[num_local_experts] */
   int64_t expert_offsets_offset; /* int32_t[num_local_experts + 1] */
   int64_t rows_offset;           /* mk_moe_row_t[num_rows] */
@@ -580,30 +602,33 @@ typedef struct mk_moe_routing {
 
 typedef enum mk_index_type { MK_INDEX_INT32 = 0, MK_INDEX_INT64 = 1 } mk_index_type_t;
 
-/* Tokens go to the ranks of their experts and through W: for each local expert e, Y rows = X rows * W_e.
- * Globally equal: hidden, inter, experts, topk, dtype, capacity_rows, tuning. */
+/* Tokens go to the ranks of their experts and through W: for each local expert e, Y rows = X rows * W_e (* row_scale),
+ * y and dispatched_rows in the order of the record's rows; rows beyond num_rows are not written. A token travels
+ * once to each rank that needs it, and enters each other node once.
+ * Globally equal: hidden, inter, experts, topk, dtype, capacity_rows, tuning. Rank-local: the rest. */
 typedef struct mk_moe_dispatch_gemm_args {
   size_t struct_size;
   int64_t tokens;          /* T of this rank, perhaps 0 */
-  int64_t hidden;
-  int64_t inter;
+  int64_t hidden;          /* H, a multiple of 8 */
+  int64_t inter;           /* I, a multiple of 8 */
   int64_t capacity_rows;   /* rows of y and of dispatched_rows */
   int32_t experts;
   int32_t topk;
-  mk_dtype_t dtype;
-  mk_dtype_t out_dtype;
+  mk_dtype_t dtype;        /* of x and w: BF16 (default) or FP16 */
+  mk_dtype_t out_dtype;    /* of y: BF16, FP16 or FP32; default: dtype */
   mk_index_type_t index_type;
   mk_layout_t w_layout;    /* KN: W_e is [hidden, inter]; NK: [inter, hidden] */
-  int32_t use_routing;     /* 1: `routing` holds the record of an earlier dispatch, topk_idx is not read */
-  const void *x;           /* [tokens, hidden] */
+  int32_t use_routing;     /* 1: `routing` holds the record of an earlier dispatch, which is read in place of topk_idx
+                              and not written: the same rows in the same order (a backward pass) */
+  const void *x;           /* [tokens, hidden]; may be NULL when tokens is 0 */
   int64_t ldx;
   const void *topk_idx;    /* [tokens, topk] expert numbers, -1 drops; duplicates in a row are MK_ERROR_DATA */
-  const void *w;           /* [local experts, ...], packed */
-  void *y;                 /* [capacity_rows, inter] */
+  const void *w;           /* [local experts, ...], packed, 16-byte aligned */
+  void *y;                 /* [capacity_rows, inter]; overlaps no other buffer */
   int64_t ldy;
   mk_moe_routing_t *routing;
   size_t routing_bytes;
-  void *dispatched_rows;   /* [capacity_rows, hidden], or NULL */
+  void *dispatched_rows;   /* [capacity_rows, hidden] in dtype gets the rows that the product was of, or NULL */
   int64_t ld_dispatched_rows;
   const float *row_scale;  /* [tokens, topk] multiplies each dispatched row after the product, or NULL */
   const mk_tuning_t *tuning;
@@ -612,24 +637,28 @@ typedef struct mk_moe_dispatch_gemm_args {
   {sizeof(mk_moe_dispatch_gemm_args_t), 0, 0, 0, 0, 0, 0, MK_DTYPE_DEFAULT, MK_DTYPE_DEFAULT, MK_INDEX_INT32,  \
    MK_LAYOUT_KN, 0, NULL, 0, NULL, NULL, NULL, 0, NULL, 0, NULL, 0, NULL, NULL}
 
-/* y[t] = sum over k of topk_weights[t,k] * (expert rows of t) * W_e, fp32 sum in fixed order. */
+/* y[t] = sum over k of topk_weights[t,k] * (expert row of t, k) * W_e; zero for a token without experts. An expert row
+ * goes straight home inside its node; the rows of another node's token are added in theirs, weighted, and enter the
+ * token's node as one.
+ * Globally equal: hidden, inter, experts, topk, dtype, out_dtype, tuning. Rank-local: the rest; tokens, experts and topk
+ * are those of the record. */
 typedef struct mk_moe_gemm_combine_args {
   size_t struct_size;
-  int64_t tokens;
-  int64_t hidden;
-  int64_t inter;
+  int64_t tokens;          /* T of this rank */
+  int64_t hidden;          /* H, a multiple of 8 */
+  int64_t inter;           /* I, a multiple of 8 */
   int32_t experts;
   int32_t topk;
-  mk_dtype_t dtype;
-  mk_dtype_t out_dtype;
+  mk_dtype_t dtype;        /* of rows and w: BF16 (default) or FP16 */
+  mk_dtype_t out_dtype;    /* of y, and of rows on their way: BF16, FP16 or FP32; default: dtype */
   mk_layout_t w_layout;    /* KN: W_e is [inter, hidden]; NK: [hidden, inter] */
-  const void *rows;        /* [record rows, inter] */
+  const void *rows;        /* [record rows, inter], in the record's order; may be NULL when there are none */
   int64_t ld_rows;
-  const void *w;           /* [local experts, ...], packed */
+  const void *w;           /* [local experts, ...], packed, 16-byte aligned */
   const mk_moe_routing_t *routing;
   size_t routing_bytes;
   const float *topk_weights; /* [tokens, topk] */
-  void *y;                 /* [tokens, hidden] */
+  void *y;                 /* [tokens, hidden]; overlaps no other buffer */
   int64_t ldy;
   const mk_tuning_t *tuning;
 } mk_moe_gemm_combine_args_t;
@@ -637,8 +666,9 @@ typedef struct mk_moe_gemm_combine_args {
   {sizeof(mk_moe_gemm_combine_args_t), 0, 0, 0, 0, 0, MK_DTYPE_DEFAULT, MK_DTYPE_DEFAULT, MK_LAYOUT_KN, NULL, 0, \
    NULL, NULL, 0, NULL, NULL, 0, NULL}
 
-/* Bytes of a routing record for calls within maxima in a communicator of nranks. Does not block.
- * MK_ERROR_INVALID_ARGUMENT: a NULL pointer, nranks < 1, or a maxima field out of range. */
+/* Bytes of a routing record for calls within maxima in a communicator of nranks; looks at tokens, capacity_rows, experts
+ * and topk. Does not block. MK_ERROR_INVALID_ARGUMENT: a NULL pointer, nranks outside [1, 4096], or a maxima field out
+ * of range. */
 MK_API mk_status_t mk_moe_routing_bytes(const mk_moe_maxima_t *maxima, int nranks, size_t *bytes);
 
 MK_API mk_status_t mk_moe_dispatch_gemm_prepare(mk_comm_t comm, const mk_moe_maxima_t *maxima);

@@ -18,7 +18,9 @@ ReadCall read_maxima(mk_operator_t op, const mk_moe_maxima_t* maxima) {
 // A combine cannot prepare itself: of what it needs, the capacity, it has only what the record says, and that
 // is rank-local and perhaps not written yet.
 Status check_prepared(Communicator& communicator, const MoeCall& call) {
-  if (call.op != MK_OPERATOR_MOE_GEMM_COMBINE || communicator.executor().prepared(call)) return {};
+  if (call.op != MK_OPERATOR_MOE_GEMM_COMBINE) return {};
+  const Result<mk_plan_t> plan = communicator.executor().plan(call);
+  if (!plan.ok() || plan.value().prepared) return plan.status();
   return Status(
       MK_ERROR_NOT_PREPARED,
       format("moe_gemm_combine(%s) is beyond what was prepared; call mk_moe_gemm_combine_prepare, or "

@@ -205,26 +205,34 @@ TEST_CASE("struct_size of what the library fills in") {
       Direction::kOut);
 }
 
-TEST_CASE("struct_size of the operators that are not built yet") {
+TEST_CASE("struct_size of the mixture-of-experts operators") {
   Alone comm;
   size_t bytes = 0;
   mk_plan_t plan = MK_PLAN_INIT;
-  mk_moe_maxima_t moe = MK_MOE_MAXIMA_INIT;
-  moe.tokens = moe.hidden = moe.inter = moe.experts = 8;
-  moe.topk = 1;
+  mk_moe_maxima_t maxima = MK_MOE_MAXIMA_INIT;
+  mk_moe_dispatch_gemm_args_t dispatch = MK_MOE_DISPATCH_GEMM_ARGS_INIT;
+  mk_moe_gemm_combine_args_t combine = MK_MOE_GEMM_COMBINE_ARGS_INIT;
+  maxima.tokens = maxima.hidden = maxima.inter = dispatch.hidden = dispatch.inter = combine.hidden =
+      combine.inter = 8;
+  maxima.experts = maxima.topk = dispatch.experts = dispatch.topk = combine.experts = combine.topk = 1;
 
   check_struct_size<mk_moe_maxima_t>(
-      "mk_moe_routing_bytes", nullptr, moe, MK_SUCCESS,
+      "mk_moe_routing_bytes", nullptr, maxima, MK_SUCCESS,
       [&](mk_moe_maxima_t* value) { return mk_moe_routing_bytes(value, 2, &bytes); });
   check_struct_size<mk_moe_maxima_t>(
-      "mk_moe_dispatch_gemm_prepare", comm, moe, MK_ERROR_UNSUPPORTED,
+      "mk_moe_dispatch_gemm_prepare", comm, maxima, MK_SUCCESS,
       [&](mk_moe_maxima_t* value) { return mk_moe_dispatch_gemm_prepare(comm, value); });
   check_struct_size<mk_moe_dispatch_gemm_args_t>(
-      "mk_moe_dispatch_gemm", comm, MK_MOE_DISPATCH_GEMM_ARGS_INIT, MK_ERROR_UNSUPPORTED,
-      [&](mk_moe_dispatch_gemm_args_t* value) { return mk_moe_dispatch_gemm(comm, value, nullptr); });
+      "mk_moe_dispatch_gemm_plan", comm, dispatch, MK_SUCCESS,
+      [&](mk_moe_dispatch_gemm_args_t* value) { return mk_moe_dispatch_gemm_plan(comm, value, &plan); });
   check_struct_size<mk_moe_gemm_combine_args_t>(
-      "mk_moe_gemm_combine", comm, MK_MOE_GEMM_COMBINE_ARGS_INIT, MK_ERROR_UNSUPPORTED,
-      [&](mk_moe_gemm_combine_args_t* value) { return mk_moe_gemm_combine(comm, value, nullptr); });
+      "mk_moe_gemm_combine_plan", comm, combine, MK_SUCCESS,
+      [&](mk_moe_gemm_combine_args_t* value) { return mk_moe_gemm_combine_plan(comm, value, &plan); });
+}
+
+TEST_CASE("struct_size of the operators that are not built yet") {
+  Alone comm;
+  mk_plan_t plan = MK_PLAN_INIT;
   check_struct_size<mk_ring_attention_maxima_t>(
       "mk_ring_attention_prepare", comm, MK_RING_ATTENTION_MAXIMA_INIT, MK_ERROR_UNSUPPORTED,
       [&](mk_ring_attention_maxima_t* value) { return mk_ring_attention_prepare(comm, value); });

@@ -21,6 +21,8 @@ std::vector<BadCall> bad_attention_calls();
 std::vector<BadCall> bad_gemm_calls();
 std::vector<BadCall> bad_handle_calls();
 std::vector<BadCall> bad_memory_calls();
+std::vector<BadCall> bad_moe_calls();
+std::vector<BadCall> bad_routing_bytes_calls();  // need no communicator
 std::vector<BadCall> bad_query_calls();
 
 }  // namespace mk::test

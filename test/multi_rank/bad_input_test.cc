@@ -62,6 +62,17 @@ TEST_CASE("bad arguments of ring attention") {
   REQUIRE(all_answer(job.finalize(), MK_SUCCESS));
 }
 
+TEST_CASE("bad arguments of the mixture-of-experts operators") {
+  ThreadJob job(JobOptions(node_layout(3, 2)));
+  REQUIRE(all_answer(job.started(), MK_SUCCESS));
+  check_calls(job, bad_moe_calls());
+  for (const BadCall& call : bad_routing_bytes_calls()) {
+    const mk_status_t status = call.call(nullptr);
+    check_answer(call, {status, mk_get_last_error(nullptr)});
+  }
+  REQUIRE(all_answer(job.finalize(), MK_SUCCESS));
+}
+
 TEST_CASE("bad arguments of the other functions") {
   ThreadJob job(JobOptions(node_layout(3, 2)));
   REQUIRE(all_answer(job.started(), MK_SUCCESS));
@@ -125,7 +136,7 @@ TEST_CASE("bad arguments and good calls in turn") {
   ThreadJob job(JobOptions(node_layout(nranks, num_nodes)));
   REQUIRE(all_answer(job.started(), MK_SUCCESS));
   std::vector<BadCall> calls = bad_gemm_calls();
-  for (const auto& more : {bad_attention_calls(), bad_memory_calls(), bad_query_calls()}) {
+  for (const auto& more : {bad_attention_calls(), bad_moe_calls(), bad_memory_calls(), bad_query_calls()}) {
     calls.insert(calls.end(), more.begin(), more.end());
   }
   std::mt19937_64 random(static_cast<uint64_t>(nranks * 10 + num_nodes));
