@@ -17,7 +17,7 @@ class CheckedCall {
   virtual ~CheckedCall() = default;
   virtual mk_status_t launch(mk_comm_t comm) = 0;
   // After it has completed: "" when the result is right.
-  virtual std::string wrong() const = 0;
+  virtual std::string wrong() = 0;
 };
 
 struct FaultOperator {

@@ -37,6 +37,8 @@ class RankSession {
   int rank() const { return rank_; }
   int nranks() const { return job_.nranks(); }
   mk_comm_t comm() const { return comm_; }
+  // For a communicator that somebody else makes and ends.
+  void use(mk_comm_t comm) { comm_ = comm; }
 
   bool ok(mk_status_t status, const std::string& what) {
     if (status == MK_SUCCESS) return true;
