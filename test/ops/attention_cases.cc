@@ -82,7 +82,8 @@ std::vector<AttentionCase> attention_corner_cases(int nranks) {
   wide.dtype = MK_DTYPE_FP16;
   add(3 * nranks + 1, MK_CAUSAL_CONTIGUOUS, 256).dtype = MK_DTYPE_FP16;
   add(2 * nranks + 1, MK_CAUSAL_NONE, 72).heads = 3;
-  AttentionCase& long_rows = add(70 * nranks, MK_CAUSAL_ZIGZAG, 8);  // more rows than a tile and than chunks
+  // More rows than a tile and than chunks.
+  AttentionCase& long_rows = add(nranks <= 2 ? 70 * nranks : 7 * nranks, MK_CAUSAL_ZIGZAG, 8);
   long_rows.tuning.chunk_bytes = 1;
   long_rows.tuning.compute_ctas = 2;
   AttentionCase& mqa = add(3 * nranks, MK_CAUSAL_NONE, 64);

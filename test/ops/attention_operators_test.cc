@@ -42,7 +42,7 @@ TEST_CASE("Mixed calls on every layout") {
   uint64_t seed = 100;
   for (const auto& layout : attention_layouts()) {
     std::vector<AttentionCase> cases;
-    for (uint64_t index = 0; index < 12; ++index)
+    for (uint64_t index = 0; index < 6; ++index)
       cases.push_back(mixed_attention_case(seed, index, static_cast<int>(layout.size())));
     check(layout, cases, 2);
     ++seed;

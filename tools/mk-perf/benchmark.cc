@@ -178,6 +178,7 @@ class Benchmark {
   std::optional<double> gemm_alone_us(const Operator& op, const Shape& shape, const Timing& fused,
                                       const Schedule& schedule) {
     if (info_.nranks == 1) return fused.median_us;
+    if (!op.alone_comparable) return std::nullopt;
     if (!solo_) solo_ = std::make_unique<SoloCommunicator>(info_);
     if (input_.group.maximum({solo_->get() ? 0.0 : 1.0})[0] != 0.0) return std::nullopt;
     Context solo_context = context_;

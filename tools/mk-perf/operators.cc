@@ -6,7 +6,8 @@ namespace perf {
 const std::vector<const Operator*>& all_operators() {
   static const std::vector<const Operator*> operators = {
       &kAllgatherGemm,   &kAllgatherGemmWgrad, &kGemmReduceScatter, &kGemmAllreduce,
-      &kMoeDispatchGemm, &kMoeGemmCombine,     &kRingAttention};
+      &kMoeDispatchGemm, &kMoeGemmCombine,     &kRingAttention,
+      &kRingAttentionBackward};
   return operators;
 }
 

@@ -69,6 +69,8 @@ struct Operator {
   void (*validate)(const Shape& shape, int nranks);
   // nullptr: mk-perf cannot run it yet.
   std::unique_ptr<Problem> (*make)(const Context& context, const Shape& shape);
+  // Does one rank by itself do the work of a rank among many on the same shape? Then it is timed, too.
+  bool alone_comparable = true;
 };
 
 extern const Operator kAllgatherGemm;
@@ -78,6 +80,7 @@ extern const Operator kGemmAllreduce;
 extern const Operator kMoeDispatchGemm;
 extern const Operator kMoeGemmCombine;
 extern const Operator kRingAttention;
+extern const Operator kRingAttentionBackward;
 
 const std::vector<const Operator*>& all_operators();
 

@@ -13,6 +13,10 @@ bool is_gemm(const std::string& name) {
          name == "gemm_allreduce";
 }
 
+bool is_attention(const std::string& name) {
+  return name == "ring_attention" || name == "ring_attention_backward";
+}
+
 bool is_moe(const std::string& name) { return name == "moe_dispatch_gemm" || name == "moe_gemm_combine"; }
 
 // The part of a size that is split between the ranks.
@@ -91,7 +95,7 @@ Shapes llama3_70b(const std::string& name, int nranks) {
                            {{kHidden, kHidden}, {kFeedForward, kHidden}});
   }
   Shapes shapes;
-  if (name == "ring_attention") {
+  if (is_attention(name)) {
     for (int64_t seq = 8192; seq <= 131072; seq *= 2) {
       shapes.push_back({{"batch", 1},
                         {"seq", seq},
