@@ -82,7 +82,7 @@ typedef enum mk_status {
   MK_ERROR_OUT_OF_MEMORY = 5,    /* host or device memory, or max_workspace_bytes, is exhausted */
   MK_ERROR_BUSY = 6,             /* another thread is inside a call on this communicator */
   MK_ERROR_MISMATCH = 7,         /* ranks disagree; the sentence names two of them and what differs */
-  MK_ERROR_DATA = 8,             /* data-dependent: a bad expert index, or capacity exceeded */
+  MK_ERROR_DATA = 8,             /* data-dependent: a bad expert index, capacity exceeded, bad cu_seqlens */
   MK_ERROR_TIMEOUT = 9,          /* a deadline passed; the sentence names the waiter and what it waited for */
   MK_ERROR_REMOTE = 10,          /* another rank died, aborted or was cut off; the sentence names it */
   MK_ERROR_NETWORK = 11,         /* a socket or NIC failed, or the root cannot be reached */
@@ -689,8 +689,28 @@ MK_API mk_status_t mk_moe_gemm_combine(mk_comm_t comm, const mk_moe_gemm_combine
 
 /* ---------------------------------------------------------- ring attention */
 
-/* Not built yet: every function of this section answers MK_ERROR_UNSUPPORTED (after checking handle and
- * struct_size). */
+/* Exact attention over a sequence that is spread over the ranks. Keys and values travel, inside a node by pushes, once
+ * into each other node that needs them, while attention over those at hand runs; o, lse and gradients accumulate in
+ * fp32. A chunk travels only to ranks of which a query may see one of its keys. On GPUs not built yet: every
+ * function answers MK_ERROR_UNSUPPORTED.
+ *
+ * Slices. Not zigzag: rank r holds the r-th slice of the sequence (Rows, above), packed sequences included, which
+ *   may lie inside a rank or span several. Zigzag: of each sequence, cut into 2W slices by the same rule, rank r holds
+ *   slices r and 2W-1-r, in this order, sequence after sequence. s_r positions in all, perhaps none.
+ * Tensors are packed, without leading dimensions: q, o, d_o, dq [batch, s_r, heads, dim], k, v, dk, dv [batch, s_r,
+ *   kv_heads, dim], or with MK_ATTENTION_BHSD [batch, heads, s_r, dim]; 16-byte aligned. dim is a multiple of 8, at most
+ *   1024. lse is [batch, heads, s_r], natural logarithm, whatever the layout; 4-byte aligned. Query head h goes with
+ *   key head h / (heads / kv_heads). A pointer may be NULL on a rank that holds no position, except with sequences
+ *   packed zigzag, where the call cannot know. An output overlaps no input and no other output.
+ * Packed sequences: batch is 1; sequence i has the positions [cu_seqlens[i], cu_seqlens[i+1]), perhaps none, and a query
+ *   sees keys of its own sequence only. cu_seqlens is in the memory of the executor, equal on all ranks, and read when
+ *   the launch runs. That it starts with 0, never falls and ends with seq is checked there, on every rank before
+ *   anything travels: else the asynchronous error is MK_ERROR_DATA and the outputs are left as they were. Ranks whose
+ *   cu_seqlens differ get MK_ERROR_MISMATCH.
+ * A query all of whose visible logits are -inf gets o = 0 and lse = -inf, and gradients of zero.
+ * Bits are fixed by topology and plan: a query takes its own rank's keys first, then the other ranks' from the next one
+ *   on, chunk by chunk, whenever they arrive; parts of dK and dV are summed in local-rank order, then in node order.
+ * A plan counts packed sequences as one, since it looks at no pointer. */
 
 typedef enum mk_causal {
   MK_CAUSAL_NONE = 0,
@@ -717,7 +737,8 @@ typedef struct mk_ring_attention_maxima {
 #define MK_RING_ATTENTION_MAXIMA_INIT {sizeof(mk_ring_attention_maxima_t), 0, 0, 0, 0, 0, 0, MK_DTYPE_DEFAULT, NULL}
 
 /* o = softmax(scale * q k^T + mask) v over the whole sequence; each rank holds its slice. Globally equal: all sizes,
- * causal, layout, dtype, scale, tuning. The caller's k and v are not modified. */
+ * causal, layout, dtype, scale, cu_seqlens, tuning. The caller's k and v are not modified. Prepared maxima hold for
+ * every causal mode and layout. */
 typedef struct mk_ring_attention_args {
   size_t struct_size;
   int64_t batch;
@@ -742,7 +763,9 @@ typedef struct mk_ring_attention_args {
   {sizeof(mk_ring_attention_args_t), 0, 0, 0, 0, 0, MK_CAUSAL_NONE, MK_ATTENTION_BSHD, MK_DTYPE_DEFAULT, 0.0f, \
    0, NULL, NULL, NULL, NULL, NULL, NULL, NULL}
 
-/* Gradients of mk_ring_attention; o and lse are those of the forward call. */
+/* Gradients of mk_ring_attention; o and lse are those of the forward call on the same arguments. With P the weights,
+ * dv = P^T d_o, dS = P * (d_o v^T - rowsum(d_o * o)), dq = scale dS k, dk = scale dS^T q. Parts of dk and dv travel in
+ * fp32 and are rounded once. Globally equal: as in mk_ring_attention. */
 typedef struct mk_ring_attention_backward_args {
   size_t struct_size;
   int64_t batch;
