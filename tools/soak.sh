@@ -5,10 +5,11 @@ set -euo pipefail
 
 usage() {
   cat <<'TEXT'
-usage: tools/soak.sh {all|fuzz|launches} [--runs N] [--launches N] [--seed S] [--build-dir DIR]
+usage: tools/soak.sh {all|fuzz|launches} [--runs N] [--launches N | --hours H] [--seed S] [--build-dir DIR]
 
   fuzz       N inputs (default 1000000) through every libFuzzer target, built by clang++ with the address sanitizer
-  launches   N operator launches (default 100000) of random operators and shapes, each checked
+  launches   N operator launches (default 100000), or H hours of them: random operators, shapes and layouts,
+             several communicators at once, ranks that die or abort; each checked, a line a minute
   --seed     of both (default: the time, printed); the same seed gives the same inputs and shapes
 TEXT
 }
@@ -22,6 +23,7 @@ action=${1:-}
 [ $# -eq 0 ] || shift
 runs=1000000
 launches=100000
+hours=
 seed=$(($(date +%s) % 1000000007))
 build_dir=build-soak
 while [ $# -gt 0 ]; do
@@ -29,6 +31,7 @@ while [ $# -gt 0 ]; do
   case $1 in
     --runs) runs=$2 ;;
     --launches) launches=$2 ;;
+    --hours) hours=$2 ;;
     --seed) seed=$2 ;;
     --build-dir) build_dir=$2 ;;
     *) usage >&2; exit 2 ;;
@@ -80,8 +83,13 @@ soak_fuzz() {
 soak_launches() {
   local began=$SECONDS
   build "$build_dir/launches" -Dtests=enabled
-  "$build_dir/launches/test/ops/soak" --launches "$launches" --seed "$seed"
-  results+=("$(record "$launches launches" "all right, $((SECONDS - began)) s")")
+  local amount=(--launches "$launches") what="$launches launches"
+  if [ -n "$hours" ]; then
+    amount=(--seconds $((hours * 3600)))
+    what="$hours h of launches"
+  fi
+  "$build_dir/launches/test/multi_rank/soak" "${amount[@]}" --seed "$seed"
+  results+=("$(record "$what" "all right, $((SECONDS - began)) s")")
 }
 
 echo "soak: seed $seed"
