@@ -93,6 +93,9 @@ class Executor {
   virtual void wake() = 0;
   // After the abort token is raised: waits until nothing runs, false when `deadline` passed first.
   virtual bool wait_idle(Deadline deadline) = 0;
+  // Ends the executor's threads. Its memory stays until destruction: the network may still write to it, until
+  // the endpoint is gone.
+  virtual void stop() {}
 };
 
 Result<std::unique_ptr<Executor>> make_host_executor(ExecutorContext context, Deadline deadline);

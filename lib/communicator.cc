@@ -271,8 +271,9 @@ void Communicator::tear_down() {
     endpoint = std::move(endpoint_);
     bootstrap = std::move(bootstrap_);
   }
-  executor.reset();  // the launches use the rest
-  endpoint.reset();
+  if (executor) executor->stop();  // the launches use the rest
+  endpoint.reset();                // what peers have sent still goes to the executor's memory
+  executor.reset();
   user_memory_.reset();
   bootstrap.reset();
 }

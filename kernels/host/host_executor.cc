@@ -7,10 +7,9 @@
 namespace mk {
 namespace {
 
-constexpr const HostOperator* kOperators[] = {&kHostAllgatherGemm, &kHostGemmReduceScatter,
-                                              &kHostGemmAllreduce, &kHostRingAttention,
-                                              &kHostRingAttentionBackward, &kHostMoeDispatchGemm,
-                                              &kHostMoeGemmCombine};
+constexpr const HostOperator* kOperators[] = {
+    &kHostAllgatherGemm,         &kHostGemmReduceScatter, &kHostGemmAllreduce, &kHostRingAttention,
+    &kHostRingAttentionBackward, &kHostMoeDispatchGemm,   &kHostMoeGemmCombine};
 
 }  // namespace
 
@@ -27,7 +26,10 @@ HostExecutor::HostExecutor(ExecutorContext context, std::unique_ptr<HostRank> ra
       num_threads_(num_threads),
       thread_([this] { serve(); }) {}
 
-HostExecutor::~HostExecutor() {
+HostExecutor::~HostExecutor() { stop(); }
+
+void HostExecutor::stop() {
+  if (!thread_.joinable()) return;
   {
     std::lock_guard lock(mutex_);
     stop_ = true;
@@ -48,7 +50,8 @@ Result<mk_plan_t> HostExecutor::plan(const OperatorCall& call) const {
 }
 
 const HostExecutor::Prepared* HostExecutor::find_prepared(const OperatorCall& call) const {
-  // The largest of those that cover it: what a launch of a mixture-of-experts operator needs depends on its data.
+  // The largest of those that cover it: what a launch of a mixture-of-experts operator needs depends on its
+  // data.
   const Prepared* found = nullptr;
   for (const Prepared& candidate : prepared_) {
     if (!covers(candidate.maxima, call)) continue;

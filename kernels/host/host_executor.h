@@ -43,6 +43,7 @@ class HostExecutor : public Executor {
   }
   void wake() override { rank_->ring(); }
   bool wait_idle(Deadline deadline) override;
+  void stop() override;
 
  private:
   // Sizes that calls may have, and the arena that they then use.
