@@ -46,7 +46,8 @@ __device__ int64_t use(const mk::gemm_allreduce::Schedule& schedule) {
 __device__ int64_t use(const mk::ring_attention::Slices& slices) {
   return slices.sequences() + slices.sequence_begin(0) + slices.sequence_at(0) + slices.visible_begin(0) +
          slices.visible_end(0) + slices.runs() + slices.run_begin(0, 0) + slices.run_count(0, 0) +
-         slices.zigzag_slice(0, 0) + slices.rows(0) + slices.position(0, 0) + mk::ring_attention::most_rows(5, 2, 0);
+         slices.zigzag_slice(0, 0) + slices.rows(0) + slices.position(0, 0) +
+         mk::ring_attention::most_rows(5, 2, 0);
 }
 
 __device__ int64_t use(const mk::ring_attention::Schedule& schedule) {

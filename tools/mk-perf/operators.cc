@@ -6,8 +6,7 @@ namespace perf {
 const std::vector<const Operator*>& all_operators() {
   static const std::vector<const Operator*> operators = {
       &kAllgatherGemm,   &kAllgatherGemmWgrad, &kGemmReduceScatter, &kGemmAllreduce,
-      &kMoeDispatchGemm, &kMoeGemmCombine,     &kRingAttention,
-      &kRingAttentionBackward};
+      &kMoeDispatchGemm, &kMoeGemmCombine,     &kRingAttention,     &kRingAttentionBackward};
   return operators;
 }
 
