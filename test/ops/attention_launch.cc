@@ -80,6 +80,7 @@ int64_t AttentionLaunch::place(const Buffer& buffer, int64_t batch, int64_t row,
 
 void AttentionLaunch::write(Buffer& buffer) const {
   const AttentionCase& attention = problem_.attention;
+  std::fill(buffer.data.begin(), buffer.data.end(), std::byte{0});  // what no row fills
   for (int64_t batch = 0; batch < attention.batch; ++batch) {
     for (size_t row = 0; row < positions_.size(); ++row) {
       for (int head = 0; head < buffer.heads; ++head) {
@@ -115,7 +116,20 @@ bool AttentionLaunch::outputs_untouched() const {
   for (const Buffer* buffer : {&o_, &dq_, &dk_, &dv_}) {
     if (!poisoned(*buffer)) return false;
   }
+  return lse_untouched();
+}
+
+bool AttentionLaunch::lse_untouched() const {
   return std::all_of(lse_.begin(), lse_.end(), [](float value) { return same_bits(value, poison_float()); });
+}
+
+// The caller's inputs are not modified.
+void AttentionLaunch::verify_inputs() {
+  for (const Buffer* buffer : {&q_, &k_, &v_, &d_o_, &forward_o_}) {
+    Buffer expected = make_buffer(*buffer->values, false);
+    write(expected);
+    if (expected.data != buffer->data) session_.fail(describe(problem_.attention) + ": an input was modified");
+  }
 }
 
 void AttentionLaunch::poison_inputs() {
@@ -249,11 +263,13 @@ void AttentionLaunch::verify_lse() {
 }
 
 void AttentionLaunch::verify_forward() {
+  verify_inputs();
   verify("o", o_, problem_.exact_outputs());
-  verify_lse();
+  if (!change) verify_lse();
 }
 
 void AttentionLaunch::verify_backward() {
+  verify_inputs();
   verify("dq", dq_, problem_.exact_gradients());
   verify("dk", dk_, problem_.exact_gradients());
   verify("dv", dv_, problem_.exact_gradients());

@@ -31,6 +31,7 @@ class AttentionLaunch {
   void verify_forward();
   void verify_backward();
   bool outputs_untouched() const;
+  bool lse_untouched() const;
   std::string forward_bits() const;
   std::string backward_bits() const;
 
@@ -56,6 +57,7 @@ class AttentionLaunch {
   bool poisoned(const Buffer& buffer) const;
   void verify(const char* name, const Buffer& buffer, bool exact);
   void verify_lse();
+  void verify_inputs();
   template <class Arguments>
   void fill(Arguments& args) const;
 

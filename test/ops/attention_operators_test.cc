@@ -147,6 +147,29 @@ TEST_CASE("Bad cu_seqlens end the launch on every rank, and the communicator goe
   }
 }
 
+TEST_CASE("No lse if it is not asked for, and no pointers where there are no positions") {
+  AttentionCase attention;
+  attention.seq = 2;  // the last of three ranks has none
+  attention.dim = 8;
+  const AttentionProblem problem(attention);
+  RankJob job;
+  job.node_of_rank = {0, 1, 0};
+  const auto failures = run_rank_threads(job, [&](RankSession& session) {
+    AttentionLaunch launch(session, problem);
+    launch.change = [&](mk_ring_attention_args_t& args) {
+      args.lse = nullptr;
+      if (session.rank() != 2) return;
+      args.q = args.k = args.v = nullptr;
+      args.o = nullptr;
+    };
+    if (!launch.forward() || !session.ok(mk_comm_synchronize(session.comm(), nullptr), "synchronize")) return;
+    launch.verify_forward();
+    if (!launch.lse_untouched()) session.fail("lse was written");
+  });
+  INFO(join_lines(failures));
+  REQUIRE(failures.empty());
+}
+
 TEST_CASE("A wrong element is reported") {
   AttentionCase attention;
   attention.seq = 9;

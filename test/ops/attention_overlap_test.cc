@@ -182,6 +182,29 @@ TEST_CASE("A chunk of keys that its relay does not forward delays that node only
       [](int rank) { return rank >= 3; });
 }
 
+TEST_CASE("A chunk of keys that never comes is named by whoever waits for it") {
+  const AttentionProblem problem(chunked(3, MK_CAUSAL_NONE));
+  for (const bool backward : {false, true}) {
+    mk::HostHooks hooks;
+    hooks.hold = [](int rank, int source, int chunk) { return rank == 1 && source == 1 && chunk == 2; };
+    mk::host_hooks = &hooks;
+    RankJob job;
+    job.node_of_rank = {0, 0, 1};
+    job.wait_timeout_ms = 400;
+    const auto failures = run_rank_threads(job, [&](RankSession& session) {
+      run_attention(session, problem, backward ? Direction::backward : Direction::forward, true, false);
+    });
+    mk::host_hooks = nullptr;
+    const std::string text = join_lines(failures);
+    INFO(text);
+    REQUIRE(failures.size() == 3);
+    REQUIRE(text.find("MK_ERROR_TIMEOUT") != std::string::npos);
+    REQUIRE(text.find(backward ? "ring_attention_backward" : "in ring_attention") != std::string::npos);
+    REQUIRE((text.find("chunk 2 of rank 1") != std::string::npos ||
+             text.find("partial 2 of rank") != std::string::npos));
+  }
+}
+
 TEST_CASE("Without waiting for chunks attention is wrong") {
   const AttentionProblem problem(chunked(3, MK_CAUSAL_NONE));
   for (const bool ignore_flags : {false, true}) {
