@@ -133,9 +133,11 @@ Status RingBootstrap::wait_for_blocks(std::unique_lock<std::mutex>& lock, Deadli
     if (abort_.raised()) return abort_.reason();
     if (deadline.passed()) {
       const auto waited = std::chrono::round<milliseconds>(Deadline::Clock::now() - entered).count();
-      return Status(MK_ERROR_TIMEOUT,
-                    format("%s: rank %d waited %s for %s of %d", what, rank_, seconds(waited).c_str(),
-                           rank_list(board.missing()).c_str(), nranks_));
+      return Status(
+          MK_ERROR_TIMEOUT,
+          format("%s: rank %d waited %s for %s of %d; a rank whose own call was refused does not come: look "
+                 "at its error",
+                 what, rank_, seconds(waited).c_str(), rank_list(board.missing()).c_str(), nranks_));
     }
     state_->changed.wait_until(lock, deadline.moment());
   }

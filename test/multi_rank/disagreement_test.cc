@@ -142,7 +142,9 @@ std::vector<Disagreement> at_launches() {
       launches<mk_allgather_gemm_args_t>("mode", MK_OPERATOR_ALLGATHER_GEMM, MK_ALLGATHER_GEMM_ARGS_INIT,
                                          [](auto& args) {
                                            args.mode = MK_ALLGATHER_WGRAD;
-                                           args.k = args.ldb = 8;  // the operands' memory suffices
+                                           // Rows as wide as the others', and the operands' memory suffices.
+                                           args.n = args.ldc = kK;
+                                           args.k = args.ldb = 8;
                                          }),
       launches<mk_gemm_reduce_scatter_args_t>("n", MK_OPERATOR_GEMM_REDUCE_SCATTER,
                                               MK_GEMM_REDUCE_SCATTER_ARGS_INIT,
@@ -175,9 +177,9 @@ std::vector<Disagreement> at_launches() {
   };
 }
 
-mk_status_t prepare_wgrad(mk_comm_t comm, int64_t m, int64_t n) {
+mk_status_t prepare_wgrad(mk_comm_t comm) {
   mk_gemm_maxima_t maxima = MK_GEMM_MAXIMA_INIT;
-  maxima.m = m, maxima.n = n, maxima.k = kK;
+  maxima.m = kM, maxima.n = maxima.k = kK;
   maxima.out_dtype = MK_DTYPE_FP32;
   maxima.mode = MK_ALLGATHER_WGRAD;
   return mk_allgather_gemm_prepare(comm, &maxima);
@@ -189,7 +191,7 @@ std::vector<Outcome> prepare_all(ThreadJob& job) {
     maxima.m = kM, maxima.n = kN, maxima.k = kK;
     maxima.out_dtype = MK_DTYPE_FP32;
     mk_status_t status = mk_allgather_gemm_prepare(comm, &maxima);
-    if (status == MK_SUCCESS) status = prepare_wgrad(comm, kM, kN);
+    if (status == MK_SUCCESS) status = prepare_wgrad(comm);
     if (status == MK_SUCCESS) status = mk_gemm_reduce_scatter_prepare(comm, &maxima);
     if (status == MK_SUCCESS) status = mk_gemm_allreduce_prepare(comm, &maxima);
     return status;
