@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Kills, aborts and stops at seeded random moments of jobs of processes, over all operators and layouts.
-//   fault_campaign [--faults N] [--seed S] [--first I]
+//   fault_campaign [--faults N] [--seed S] [--first I] [--during-init 1]
 // Each fault is a function of seed and number: --first I --faults 1 repeats number I alone.
 #include <chrono>
 #include <cstdio>
@@ -17,6 +17,7 @@ struct Options {
   uint64_t faults = 1000;
   uint64_t seed = 1;
   uint64_t first = 0;
+  bool during_init = false;  // every fault
 };
 
 bool parse(int argc, char** argv, Options& options) {
@@ -30,6 +31,8 @@ bool parse(int argc, char** argv, Options& options) {
       options.seed = value;
     } else if (std::strcmp(argv[at], "--first") == 0) {
       options.first = value;
+    } else if (std::strcmp(argv[at], "--during-init") == 0 && value <= 1) {
+      options.during_init = value == 1;
     } else {
       return false;
     }
@@ -42,7 +45,7 @@ bool parse(int argc, char** argv, Options& options) {
 int main(int argc, char** argv) {
   Options options;
   if (!parse(argc, argv, options)) {
-    std::fprintf(stderr, "usage: fault_campaign [--faults N] [--seed S] [--first I]\n");
+    std::fprintf(stderr, "usage: fault_campaign [--faults N] [--seed S] [--first I] [--during-init 1]\n");
     return 2;
   }
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
@@ -54,7 +57,7 @@ int main(int argc, char** argv) {
   FaultPool pool;
   for (uint64_t number = 0; number < options.faults; ++number) {
     const uint64_t index = options.first + number;
-    const Fault fault = make_fault(options.seed, index);
+    const Fault fault = make_fault(options.seed, index, options.during_init);
     const FaultResult result = pool.run(fault);
     ++tried[static_cast<int>(fault.kind)];
     during_init += fault.during_init;

@@ -79,17 +79,17 @@ std::string Fault::text() const {
   return text;
 }
 
-Fault make_fault(uint64_t seed, uint64_t index) {
+Fault make_fault(uint64_t seed, uint64_t index, bool during_init) {
   std::mt19937_64 random(seed * 1000003 + index);
   const auto below = [&](size_t bound) { return static_cast<int>(random() % bound); };
   Fault fault;
   const int kind = below(100);
-  fault.kind = kind < 50   ? FaultKind::kill
-               : kind < 55 ? FaultKind::two_kills
-               : kind < 95 ? FaultKind::abort
-                           : FaultKind::stop;
+  fault.kind = kind < 50                   ? FaultKind::kill
+               : kind < 55 && !during_init ? FaultKind::two_kills
+               : kind < 95 || during_init  ? FaultKind::abort
+                                           : FaultKind::stop;
   const bool one = fault.kind == FaultKind::kill || fault.kind == FaultKind::abort;
-  fault.during_init = one && below(8) == 0;
+  fault.during_init = (one && below(8) == 0) || during_init;
   Scene& scene = fault.scene;
   const int fewest = fault.kind == FaultKind::two_kills ? 3 : 2;
   scene.nranks = fewest + below(4);

@@ -33,7 +33,7 @@ struct Fault {
 
   std::string text() const;
 };
-Fault make_fault(uint64_t seed, uint64_t index);
+Fault make_fault(uint64_t seed, uint64_t index, bool during_init = false);
 
 struct FaultResult {
   std::vector<std::string> complaints;  // empty: all as promised
