@@ -197,3 +197,58 @@ TEST_CASE("A combine does not prepare itself") {
   INFO(join_lines(failures));
   REQUIRE(failures.empty());
 }
+
+namespace {
+
+// Launches on which ranks disagree, and then a good layer.
+void check_disagreement(const std::function<mk_status_t(RankSession&, MoeLaunch&)>& launch_differently,
+                        const std::vector<std::string>& says) {
+  const MoeProblem problem(plain_case(), 4);
+  check(
+      problem,
+      [&](RankSession& session, MoeLaunch& launch) {
+        mk_moe_maxima_t maxima = launch.maxima();
+        maxima.hidden = 64;
+        maxima.topk = 4;
+        maxima.capacity_rows += 10;
+        maxima.out_dtype = MK_DTYPE_FP32;
+        if (!session.ok(mk_moe_gemm_combine_prepare(session.comm(), &maxima), "prepare")) return;
+        if (!launch.enqueue_dispatch() || !launch.synchronize()) return;
+        if (!session.ok(launch_differently(session, launch), "launch")) return;
+        const mk_status_t seen = mk_comm_synchronize(session.comm(), nullptr);
+        const std::string sentence = mk_get_last_error(session.comm());
+        if (seen != MK_ERROR_MISMATCH) session.fail(std::string(mk_status_string(seen)) + ": " + sentence);
+        for (const std::string& text : says) {
+          if (sentence.find(text) == std::string::npos) session.fail("\"" + sentence + "\" lacks " + text);
+        }
+        session.ok(mk_comm_clear_async_error(session.comm()), "mk_comm_clear_async_error");
+      },
+      kFourRanks);
+}
+
+}  // namespace
+
+TEST_CASE("Ranks that disagree on an expert layer are told before any row moves") {
+  check_disagreement(
+      [](RankSession& session, MoeLaunch& launch) {
+        mk_moe_dispatch_gemm_args_t args = launch.dispatch_args();
+        if (session.rank() == 1) args.capacity_rows -= 2;
+        return mk_moe_dispatch_gemm(session.comm(), &args, nullptr);
+      },
+      {"rank 1", "moe_dispatch_gemm", "capacity_rows"});
+  check_disagreement(
+      [](RankSession& session, MoeLaunch& launch) {
+        mk_moe_dispatch_gemm_args_t args = launch.dispatch_args();
+        if (session.rank() == 3) args.hidden = 8;
+        return mk_moe_dispatch_gemm(session.comm(), &args, nullptr);
+      },
+      {"rank 3", "hidden=8", "hidden=16"});
+  check_disagreement(
+      [](RankSession& session, MoeLaunch& launch) {
+        const mk_moe_dispatch_gemm_args_t dispatch = launch.dispatch_args();
+        const mk_moe_gemm_combine_args_t combine = launch.combine_args();
+        return session.rank() == 2 ? mk_moe_gemm_combine(session.comm(), &combine, nullptr)
+                                   : mk_moe_dispatch_gemm(session.comm(), &dispatch, nullptr);
+      },
+      {"rank 2", "moe_gemm_combine", "moe_dispatch_gemm"});
+}

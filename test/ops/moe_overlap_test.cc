@@ -163,3 +163,50 @@ TEST_CASE("Combine: an expert row that is missing delays its own token only") {
         all, true);
   }
 }
+
+TEST_CASE("A chunk of tokens, a row or a sum that does not come is named") {
+  struct Late {
+    std::vector<int32_t> layout;
+    bool combine;
+    Observer::IsHeld is_held;
+    int waiter;
+    std::vector<std::string> says;  // one of them: the rank at fault and those that wait race to say it
+  };
+  const auto of = [](int rank, int source) {
+    return [rank, source](int at, int of_rank, int) { return at == rank && of_rank == source; };
+  };
+  // One rank's tokens that do not leave; its expert rows for rank 0, at home and on their way over another
+  // node.
+  for (const Late& late : {Late{{0, 0}, false, of(1, 1), 0, {"for chunk 0 of rank 1"}},
+                           {{0, 1}, false, of(1, 1), 0, {"for chunk 0 of rank 1"}},
+                           {{0, 0}, true, of(1, 0), 0, {"for partial ", "for held tile"}},
+                           {{0, 1}, true, of(1, 0), 0, {"for node sum ", "for partial ", "for held tile"}}}) {
+    RankJob job;
+    job.node_of_rank = late.layout;
+    job.wait_timeout_ms = 400;
+    const MoeProblem problem(single_chunks(), job.nranks());
+    std::unique_ptr<Observer> observer;
+    std::atomic<int> dispatched{0};
+    std::string sentence;
+    run_rank_threads(job, [&](RankSession& session) {
+      MoeLaunch launch(session, problem);
+      if (!launch.prepare()) return;
+      if (late.combine && (!launch.enqueue_dispatch() || !launch.synchronize())) return;
+      if (++dispatched == job.nranks()) observer = std::make_unique<Observer>(late.is_held), dispatched = 1000;
+      const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+      while (dispatched < 1000 && std::chrono::steady_clock::now() < limit)
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      if (!(late.combine ? launch.enqueue_combine() : launch.enqueue_dispatch())) return;
+      const mk_status_t seen = mk_comm_synchronize(session.comm(), nullptr);
+      if (session.rank() == late.waiter) sentence = mk_get_last_error(session.comm());
+      session.ok(seen, "mk_comm_synchronize");
+    });
+    INFO(late.says[0] << ": " << sentence);
+    REQUIRE(sentence.find(late.combine ? "moe_gemm_combine" : "moe_dispatch_gemm") != std::string::npos);
+    REQUIRE(std::any_of(late.says.begin(), late.says.end(),
+                        [&](const std::string& text) { return sentence.find(text) != std::string::npos; }));
+    const bool by_itself = sentence.find("for held tile") != std::string::npos;
+    REQUIRE((by_itself || sentence.find("of rank 1: saw") != std::string::npos));
+    observer.reset();
+  }
+}
