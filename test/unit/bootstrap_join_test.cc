@@ -78,7 +78,7 @@ TEST_CASE("missing ranks are listed to every rank that came, by its deadline") {
   job.join();
   check_all(job, MK_ERROR_TIMEOUT, "ranks 3, 5-7 of 8 did not join within 0.7 s (init_timeout_ms)");
   for (auto& rank : job.ranks) {
-    CHECK(rank->took >= milliseconds(600));
+    CHECK(rank->took >= milliseconds(400));  // the deadline is that of the first, others may start later
     CHECK(rank->took < milliseconds(1700));
   }
 }
