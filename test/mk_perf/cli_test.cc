@@ -155,17 +155,21 @@ TEST_CASE("all operators of the host run, pass their checks and come as a table 
     CHECK(result["ranks"].number == 2);
     CHECK(result["nodes"].number == 1);
     const bool is_attention = result["operator"].text.rfind("ring_attention", 0) == 0;
-    CHECK(result["shape"].keys() == (is_attention ? "batch seq heads kv_heads dim causal zigzag" : "m n k"));
+    const bool is_moe = result["operator"].text.rfind("moe_", 0) == 0;
+    CHECK(result["shape"].keys() == (is_attention ? "batch seq heads kv_heads dim causal zigzag"
+                                     : is_moe     ? "tokens hidden inter experts topk"
+                                                  : "m n k"));
     CHECK(result["dtype"].text == "bf16");
     CHECK(result["mode"].text == "isolated");
     CHECK(result["check"].keys() == "passed exact relative_error");
     CHECK(result["check"]["passed"].truth);
     CHECK(result["check"]["exact"].truth);
     CHECK(result["check"]["relative_error"].number <= 5e-3);
-    CHECK((is_attention ? result["gemm_us"].is(Type::kNull) : result["gemm_us"].number > 0));
+    CHECK((is_attention || is_moe ? result["gemm_us"].is(Type::kNull) : result["gemm_us"].number > 0));
     check_figures(result);
   }
-  for (const char* name : {"allgather_gemm", "allgather_gemm_wgrad", "gemm_reduce_scatter", "gemm_allreduce"}) {
+  for (const char* name : {"allgather_gemm", "allgather_gemm_wgrad", "gemm_reduce_scatter", "gemm_allreduce",
+                           "ring_attention", "ring_attention_backward"}) {
     CHECK(std::count(operators.begin(), operators.end(), name) >= 1);
   }
 }
