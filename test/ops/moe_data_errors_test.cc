@@ -214,6 +214,8 @@ void check_disagreement(const std::function<mk_status_t(RankSession&, MoeLaunch&
         maxima.out_dtype = MK_DTYPE_FP32;
         if (!session.ok(mk_moe_gemm_combine_prepare(session.comm(), &maxima), "prepare")) return;
         if (!launch.enqueue_dispatch() || !launch.synchronize()) return;
+        launch.poison_outputs();
+        const std::string before = launch.dispatch_bits() + launch.combine_bits();
         if (!session.ok(launch_differently(session, launch), "launch")) return;
         const mk_status_t seen = mk_comm_synchronize(session.comm(), nullptr);
         const std::string sentence = mk_get_last_error(session.comm());
@@ -222,6 +224,7 @@ void check_disagreement(const std::function<mk_status_t(RankSession&, MoeLaunch&
           if (sentence.find(text) == std::string::npos) session.fail("\"" + sentence + "\" lacks " + text);
         }
         session.ok(mk_comm_clear_async_error(session.comm()), "mk_comm_clear_async_error");
+        if (launch.dispatch_bits() + launch.combine_bits() != before) session.fail("an output was written");
       },
       kFourRanks);
 }
