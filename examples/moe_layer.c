@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * One mixture-of-experts layer with libmkernel: tokens to their experts and through the first weights, SwiGLU,
- * the second weights, home again. One process a rank, started by any launcher that sets MK_RANK and MK_NRANKS;
- * the id travels through the file named on the command line: cc -std=gnu99 moe_layer.c -lm $(pkg-config --cflags --libs
- * mkernel) for r in 0 1 2; do MK_RANK=$r MK_NRANKS=3 ./a.out /tmp/id & done; wait Every token of every rank is
- * the same here, so that each rank can check its own result by itself.
+ * One mixture-of-experts layer with libmkernel: tokens to their experts and through the first weights,
+ * SwiGLU, the second weights, home again. One process a rank, started by any launcher that sets MK_RANK and
+ * MK_NRANKS; the id travels through the file named on the command line. Built with
+ *   cc -std=gnu99 moe_layer.c -lm $(pkg-config --cflags --libs mkernel)
+ *
+ * All tokens are equal, so that each rank can check its own result by itself.
  */
 #include <math.h>
 #include <stdio.h>
