@@ -4,7 +4,7 @@
 
 namespace mk {
 
-bool cuda_executor_available(int) { return false; }
+std::string cuda_device_identity(int) { return {}; }
 
 Result<std::unique_ptr<Executor>> make_cuda_executor(ExecutorContext, Deadline) {
   return Status(

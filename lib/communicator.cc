@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: MIT
 #include "communicator.h"
 
+#include <build_id.h>
+
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <thread>
 
-#include <build_id.h>
+#include "env.h"
 #include "log.h"
 #include "wire.h"
 
@@ -198,22 +201,50 @@ Status Communicator::join_job(const mk_unique_id_t& id, Deadline deadline) {
 }
 
 Status Communicator::find_topology(Deadline deadline) {
+  constexpr size_t kMaxIdentity = 256;
   WireWriter writer;
-  writer.text(host_identity(), 256).integer(static_cast<uint8_t>(cuda_executor_available(nranks_)));
+  writer.text(host_identity(), kMaxIdentity);
+  writer.text(config_.device == MK_DEVICE_HOST ? "" : cuda_device_identity(config_.cuda_device), kMaxIdentity);
   auto blocks = bootstrap_->all_gather(writer.take(), deadline, "the exchange of host identities");
   if (!blocks.ok()) return blocks.status();
   std::vector<std::string> hosts;
-  bool cuda_everywhere = true;
+  std::vector<std::string> gpus;
   for (int peer = 0; peer < nranks_; ++peer) {
     WireReader reader(blocks.value()[peer]);
-    hosts.push_back(reader.text(256));
-    cuda_everywhere = reader.integer<uint8_t>() != 0 && cuda_everywhere;
+    hosts.push_back(reader.text(kMaxIdentity));
+    gpus.push_back(reader.text(kMaxIdentity));
     if (!reader.complete()) {
       return Status(MK_ERROR_NETWORK, format("rank %d sent a malformed host identity", peer));
     }
   }
   topology_ = Topology::make(rank_, hosts, emulated_nodes_);
-  if (config_.device == MK_DEVICE_AUTO) config_.device = cuda_everywhere ? MK_DEVICE_CUDA : MK_DEVICE_HOST;
+  return choose_device(hosts, gpus);
+}
+
+// Every rank comes to the same choice.
+Status Communicator::choose_device(const std::vector<std::string>& hosts,
+                                   const std::vector<std::string>& gpus) {
+  if (config_.device == MK_DEVICE_HOST) return {};
+  std::map<std::string, int> rank_of_gpu;
+  bool everywhere = topology_.num_nodes == 1 && (nranks_ == 1 || env::text("MK_CUDA_RANKS") == "1");
+  std::string shared;
+  for (int peer = 0; peer < nranks_; ++peer) {
+    if (gpus[peer].empty()) {
+      everywhere = false;
+      continue;
+    }
+    const auto [first, is_new] = rank_of_gpu.emplace(hosts[peer] + gpus[peer], peer);
+    if (!is_new && shared.empty()) {
+      shared = format("ranks %d and %d use the same GPU; give each a device of its own (config.cuda_device)",
+                      first->second, peer);
+    }
+  }
+  if (env::text("MK_SHARE_GPU") == "1") shared.clear();
+  if (config_.device == MK_DEVICE_AUTO) {
+    config_.device = everywhere && shared.empty() ? MK_DEVICE_CUDA : MK_DEVICE_HOST;
+  } else if (!shared.empty()) {
+    return Status(MK_ERROR_INVALID_ARGUMENT, shared);
+  }
   return {};
 }
 

@@ -80,6 +80,7 @@ class Communicator {
   Status set_up(const mk_unique_id_t& id);
   Status join_job(const mk_unique_id_t& id, Deadline deadline);
   Status find_topology(Deadline deadline);
+  Status choose_device(const std::vector<std::string>& hosts, const std::vector<std::string>& gpus);
   Status make_executor(Deadline deadline);
   ExecutorContext executor_context();
 

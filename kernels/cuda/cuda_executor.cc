@@ -2,36 +2,19 @@
 #include "kernels/cuda/cuda_executor.h"
 
 #include <algorithm>
+#include <cstring>
+#include <thread>
 
+#include "kernels/cuda/cuda_error.h"
+#include "kernels/cuda/rank_gemm_launch.h"
+#include "kernels/cuda/rank_gemm_plan.h"
 #include "kernels/device/gemm_partials_layout.h"
 #include "kernels/protocol.h"
+#include "lib/env.h"
 #include "lib/symmetric_memory.h"
 
 namespace mk {
 namespace {
-
-Status cuda_error(cudaError_t error, const char* what) {
-  return Status(MK_ERROR_CUDA, format("%s: %s: %s", what, cudaGetErrorName(error), cudaGetErrorString(error)));
-}
-
-// Makes a device current and puts the caller's back.
-class CurrentDevice {
- public:
-  explicit CurrentDevice(int device) {
-    error_ = cudaGetDevice(&before_);
-    if (error_ == cudaSuccess && before_ != device) error_ = cudaSetDevice(device);
-    changed_ = error_ == cudaSuccess && before_ != device;
-  }
-  ~CurrentDevice() {
-    if (changed_) cudaSetDevice(before_);
-  }
-  cudaError_t error() const { return error_; }
-
- private:
-  int before_ = 0;
-  bool changed_ = false;
-  cudaError_t error_;
-};
 
 constexpr GemmType gemm_type(mk_dtype_t dtype) {
   return dtype == MK_DTYPE_FP32 ? GemmType::fp32 : dtype == MK_DTYPE_FP16 ? GemmType::fp16 : GemmType::bf16;
@@ -63,50 +46,121 @@ bool is_hopper(int device) {
 CudaExecutor::CudaExecutor(ExecutorContext context, int device, int num_sms)
     : context_(std::move(context)), device_(device), num_sms_(num_sms) {}
 
-CudaExecutor::~CudaExecutor() {
-  if (workspace_ == nullptr) return;
+Status CudaExecutor::set_up(Deadline deadline) {
   const CurrentDevice current(device_);
-  cudaFree(workspace_);
+  MK_RETURN_IF_ERROR(current.status());
+  MK_RETURN_IF_ERROR(
+      cuda_error(cudaEventCreateWithFlags(&last_launch_, cudaEventDisableTiming), "creating an event"));
+  if (nranks() == 1) return {};
+  Result<std::unique_ptr<CudaRank>> rank = CudaRank::make(context_, device_, deadline);
+  if (!rank.ok()) return rank.status();
+  rank_ = rank.take();
+  return {};
+}
+
+CudaExecutor::~CudaExecutor() {
+  const CurrentDevice current(device_);
+  wake();
+  wait_idle(Deadline::after(std::chrono::seconds(10)));
+  rank_.reset();
+  if (workspace_ != nullptr) cudaFree(workspace_);
+  if (last_launch_ != nullptr) cudaEventDestroy(last_launch_);
 }
 
 // The most that any plan for this number of SMs asks for: the largest tile, cut for every SM.
 size_t CudaExecutor::max_workspace_bytes() const { return PartialsLayout(num_sms_, 128, 256).num_bytes; }
 
-Result<mk_plan_t> CudaExecutor::plan(const OperatorCall& any) const {
-  if (!std::holds_alternative<GemmCall>(any)) {
+size_t CudaExecutor::workspace_bytes() const {
+  if (rank_) return rank_->workspace_bytes();
+  return workspace_ ? max_workspace_bytes() : 0;
+}
+
+Result<GemmCall> CudaExecutor::supported(const OperatorCall& call) const {
+  const auto* gemm = std::get_if<GemmCall>(&call);
+  if (gemm == nullptr) {
     return Status(MK_ERROR_UNSUPPORTED, format("mk_%s is not built for GPUs yet; use MK_DEVICE_HOST",
-                                               operator_name(operator_of(any))));
+                                               operator_name(operator_of(call))));
   }
-  const auto& call = std::get<GemmCall>(any);
-  if (call.mode == MK_ALLGATHER_WGRAD) {
+  if (gemm->mode == MK_ALLGATHER_WGRAD) {
     return Status(MK_ERROR_UNSUPPORTED,
-                  "mk_allgather_gemm: mode MK_ALLGATHER_WGRAD is not built for GPUs yet; use MK_DEVICE_HOST");
+                  "mk_allgather_gemm: mode: MK_ALLGATHER_WGRAD is not built for GPUs yet; use MK_DEVICE_HOST");
   }
-  const GemmPlan chosen = gemm_plan(shape_of(call), num_sms_);
+  return *gemm;
+}
+
+Result<mk_plan_t> CudaExecutor::plan(const OperatorCall& any) const {
+  const Result<GemmCall> call = supported(any);
+  if (!call.ok()) return call.status();
   mk_plan_t plan = MK_PLAN_INIT;
-  plan.compute_ctas = chosen.num_ctas();
-  plan.tile_m = chosen.block_m;
-  plan.tile_n = chosen.block_n;
-  plan.workspace_bytes = max_workspace_bytes();
-  plan.prepared = prepared(call) ? 1 : 0;
+  if (rank_) {
+    const Result<RankGemmPlan> chosen =
+        rank_gemm_plan(call.value(), context_.topology.rank, nranks(), num_sms_);
+    if (!chosen.ok()) return chosen.status();
+    plan = chosen.value().plan;
+  } else {
+    const GemmPlan chosen = gemm_plan(shape_of(call.value()), num_sms_);
+    plan.compute_ctas = chosen.num_ctas();
+    plan.tile_m = chosen.block_m;
+    plan.tile_n = chosen.block_n;
+    plan.workspace_bytes = max_workspace_bytes();
+  }
+  plan.prepared = prepared(any) ? 1 : 0;
   return plan;
 }
 
-Status CudaExecutor::prepare(const OperatorCall&, Deadline) {
-  if (workspace_ != nullptr) return {};
-  const CurrentDevice current(device_);
-  if (current.error() != cudaSuccess) return cuda_error(current.error(), "cudaSetDevice");
-  if (const cudaError_t error = gemm_prepare(); error != cudaSuccess)
-    return cuda_error(error, "loading the kernels");
-  void* workspace = nullptr;
-  cudaError_t error = cudaMalloc(&workspace, max_workspace_bytes());
-  if (error == cudaErrorMemoryAllocation) {
-    return Status(MK_ERROR_OUT_OF_MEMORY,
-                  format("device %d: no memory for %zu bytes of workspace", device_, max_workspace_bytes()));
+// Tuning may ask for more than the maxima's own plan did.
+const CudaRank::Arena* CudaExecutor::find_arena(const GemmCall& call, int64_t bank_bytes) const {
+  for (const Prepared& candidate : prepared_) {
+    if (static_cast<int64_t>(candidate.arena->bank_bytes) >= bank_bytes && covers(candidate.maxima, call))
+      return candidate.arena;
   }
-  if (error == cudaSuccess) error = cudaMemset(workspace, 0, max_workspace_bytes());
+  return nullptr;
+}
+
+bool CudaExecutor::prepared(const OperatorCall& any) const {
+  if (!rank_) return workspace_ != nullptr;
+  const auto& call = std::get<GemmCall>(any);
+  const Result<RankGemmPlan> chosen = rank_gemm_plan(call, context_.topology.rank, nranks(), num_sms_);
+  return chosen.ok() && find_arena(call, chosen.value().area_bytes) != nullptr;
+}
+
+Status CudaExecutor::prepare(const OperatorCall& any, Deadline deadline) {
+  const CurrentDevice current(device_);
+  MK_RETURN_IF_ERROR(current.status());
+  if (!rank_) return prepare_alone();
+  const Result<GemmCall> call = supported(any);
+  if (!call.ok()) return call.status();
+  if (!kernels_loaded_) {
+    MK_RETURN_IF_ERROR(cuda_error(rank_gemm_prepare(), "loading the kernels"));
+    kernels_loaded_ = true;
+  }
+  const Result<RankGemmPlan> chosen = rank_gemm_plan(call.value(), context_.topology.rank, nranks(), num_sms_);
+  if (!chosen.ok()) return chosen.status();
+  const auto bank_bytes = static_cast<size_t>(std::max<int64_t>(chosen.value().area_bytes, 1));
+  for (const CudaRank::Arena& arena : arenas_) {
+    if (arena.bank_bytes < bank_bytes) continue;
+    prepared_.push_back({call.value(), &arena});
+    return {};
+  }
+  // Growth appends: captured launches within earlier maxima keep their arena.
+  const Result<CudaRank::Arena> arena = rank_->add_arena(bank_bytes, deadline);
+  if (!arena.ok()) return arena.status();
+  arenas_.push_back(arena.value());
+  prepared_.push_back({call.value(), &arenas_.back()});
+  return {};
+}
+
+Status CudaExecutor::prepare_alone() {
+  if (workspace_ != nullptr) return {};
+  MK_RETURN_IF_ERROR(cuda_error(gemm_prepare(), "loading the kernels"));
+  void* workspace = nullptr;
+  MK_RETURN_IF_ERROR(cuda_error(cudaMalloc(&workspace, max_workspace_bytes()), "allocating the workspace"));
+  cudaError_t error = cudaMemset(workspace, 0, max_workspace_bytes());
   if (error == cudaSuccess) error = cudaDeviceSynchronize();
-  if (error != cudaSuccess) return cuda_error(error, "allocating the workspace");
+  if (error != cudaSuccess) {
+    cudaFree(workspace);
+    return cuda_error(error, "clearing the workspace");
+  }
   workspace_ = workspace;
   return {};
 }
@@ -124,17 +178,37 @@ Result<bool> CudaExecutor::capturing(mk_stream_t stream) {
   return status != cudaStreamCaptureStatusNone;
 }
 
-Status CudaExecutor::enqueue(const OperatorCall& call, mk_stream_t stream) {
+Status CudaExecutor::enqueue(const OperatorCall& any, mk_stream_t stream) {
   const CurrentDevice current(device_);
-  if (current.error() != cudaSuccess) return cuda_error(current.error(), "cudaSetDevice");
-  const uint64_t epoch = ++epoch_;
-  flight_.record(epoch, call, FlightRecorder::running);
-  Status status = enqueue_on_device(std::get<GemmCall>(call), stream);
-  if (!status.ok()) flight_.record(epoch, call, FlightRecorder::failed);
-  return status;
+  MK_RETURN_IF_ERROR(current.status());
+  const auto& call = std::get<GemmCall>(any);
+  Status status;
+  if (rank_) {
+    status = enqueue_with_peers(call, stream);
+  } else {
+    const uint64_t epoch = ++epoch_;
+    flight_.record(epoch, any, FlightRecorder::running);
+    status = enqueue_alone(call, stream);
+    if (!status.ok()) flight_.record(epoch, any, FlightRecorder::failed);
+  }
+  MK_RETURN_IF_ERROR(status);
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  MK_RETURN_IF_ERROR(cuda_error(cudaStreamIsCapturing(stream, &capture), "cudaStreamIsCapturing"));
+  if (capture != cudaStreamCaptureStatusNone) return {};
+  return cuda_error(cudaEventRecord(last_launch_, stream), "cudaEventRecord");
 }
 
-Status CudaExecutor::enqueue_on_device(const GemmCall& call, cudaStream_t stream) {
+Status CudaExecutor::enqueue_with_peers(const GemmCall& call, cudaStream_t stream) {
+  const Result<RankGemmPlan> plan = rank_gemm_plan(call, context_.topology.rank, nranks(), num_sms_);
+  if (!plan.ok()) return plan.status();
+  RankComm comm = rank_->comm(*find_arena(call, plan.value().area_bytes));
+  comm.entry = make_entry(call, 0);
+  const std::array<int64_t, 4> shape = flight_shape(call);
+  std::copy(shape.begin(), shape.end(), comm.flight_shape);
+  return cuda_error(rank_gemm_launch(call, plan.value(), comm, num_sms_, stream), operator_name(call.op));
+}
+
+Status CudaExecutor::enqueue_alone(const GemmCall& call, cudaStream_t stream) {
   if (call.a_gathered != nullptr && call.m > 0 && call.k > 0) {
     // With one rank the gathered A is a copy, made by the copy engine beside the kernel's own node.
     const cudaError_t error = cudaMemcpy2DAsync(call.a_gathered, call.lda_gathered * 2, call.a, call.lda * 2,
@@ -154,13 +228,14 @@ Status CudaExecutor::enqueue_on_device(const GemmCall& call, cudaStream_t stream
   arguments.bias_type = gemm_type(call.bias_dtype);
   arguments.workspace = workspace_;
   const cudaError_t error = gemm_launch(arguments, gemm_plan(arguments.shape, num_sms_), stream);
-  return error == cudaSuccess ? Status() : cuda_error(error, operator_name(call.op));
+  return cuda_error(error, operator_name(call.op));
 }
 
 Status CudaExecutor::synchronize(mk_stream_t stream) {
   const CurrentDevice current(device_);
   const cudaError_t error = cudaStreamSynchronize(stream);
   if (error == cudaSuccess) {
+    if (rank_) rank_->look();
     flight_.complete();
     return {};
   }
@@ -169,26 +244,56 @@ Status CudaExecutor::synchronize(mk_stream_t stream) {
   report.status = MK_ERROR_CUDA;
   report.rank = -1;
   report.waiter_rank = -1;
-  report.epoch = epoch_;
+  report.epoch = epoch();
   context_.report(report, status.sentence());
   return status;
 }
 
-bool cuda_executor_available(int nranks) {
-  int count = 0;
-  if (nranks != 1 || cudaGetDeviceCount(&count) != cudaSuccess) return false;
-  int device = 0;
-  return cudaGetDevice(&device) == cudaSuccess && is_hopper(device);
+void CudaExecutor::wake() {
+  if (rank_ && context_.abort.raised()) rank_->set_abort();
 }
 
-Result<std::unique_ptr<Executor>> make_cuda_executor(ExecutorContext context, Deadline) {
-  if (context.topology.nranks > 1) {
+bool CudaExecutor::wait_idle(Deadline deadline) {
+  const CurrentDevice current(device_);
+  while (last_launch_ != nullptr &&
+         (cudaEventQuery(last_launch_) == cudaErrorNotReady || (rank_ && !rank_->idle()))) {
+    if (deadline.passed()) return false;
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+  return true;
+}
+
+std::string cuda_device_identity(int ordinal) {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) return {};
+  if (ordinal < 0 && cudaGetDevice(&ordinal) != cudaSuccess) return {};
+  if (ordinal >= count || !is_hopper(ordinal)) return {};
+  cudaDeviceProp properties;
+  if (cudaGetDeviceProperties(&properties, ordinal) != cudaSuccess) return {};
+  std::string identity;
+  for (const char byte : properties.uuid.bytes) identity += format("%02x", static_cast<unsigned char>(byte));
+  return identity;
+}
+
+Result<std::unique_ptr<Executor>> make_cuda_executor(ExecutorContext context, Deadline deadline) {
+  const Topology& topology = context.topology;
+  if (topology.nranks > 1 && env::text("MK_CUDA_RANKS") != "1") {
     return Status(
         MK_ERROR_UNSUPPORTED,
-        format(
-            "device = MK_DEVICE_CUDA: communicators of more than one rank (%d) are not built for GPUs yet; use "
-            "MK_DEVICE_HOST or MK_DEVICE_AUTO",
-            context.topology.nranks));
+        format("device = MK_DEVICE_CUDA: communicators of more than one rank (%d) are experimental on GPUs; "
+               "use MK_DEVICE_HOST or MK_DEVICE_AUTO, or set MK_CUDA_RANKS=1 to try them",
+               topology.nranks));
+  }
+  if (topology.num_nodes > 1) {
+    return Status(
+        MK_ERROR_UNSUPPORTED,
+        format("device = MK_DEVICE_CUDA: the ranks are on %d nodes, and operators between nodes are not "
+               "built for GPUs yet; use MK_DEVICE_HOST or MK_DEVICE_AUTO",
+               topology.num_nodes));
+  }
+  if (topology.nranks > MAX_LOCAL_RANKS) {
+    return Status(MK_ERROR_UNSUPPORTED, format("device = MK_DEVICE_CUDA: at most %d ranks of a node, saw %d",
+                                               MAX_LOCAL_RANKS, topology.nranks));
   }
   int count = 0;
   if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess || count == 0) {
@@ -219,7 +324,9 @@ Result<std::unique_ptr<Executor>> make_cuda_executor(ExecutorContext context, De
                   format("config.reserved_sms: expected less than %d (SMs of device %d), saw %d", sms, device,
                          context.config.reserved_sms));
   }
-  return std::unique_ptr<Executor>(std::make_unique<CudaExecutor>(std::move(context), device, usable));
+  auto executor = std::make_unique<CudaExecutor>(std::move(context), device, usable);
+  MK_RETURN_IF_ERROR(executor->set_up(deadline));
+  return std::unique_ptr<Executor>(std::move(executor));
 }
 
 }  // namespace mk

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: MIT
-// Operators on a GPU. So far for communicators of one rank, where every GEMM operator is the plain product: one
-// persistent kernel a call.
+// Operators on a GPU, one persistent kernel a call: the plain product for a communicator of one rank, the ranks
+// of one node otherwise.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
-#include <mutex>
+#include <deque>
+#include <vector>
 
+#include "kernels/cuda/cuda_rank.h"
 #include "kernels/executor.h"
 #include "kernels/flight_recorder.h"
 #include "kernels/gemm/gemm.h"
@@ -17,39 +19,59 @@ class CudaExecutor : public Executor {
  public:
   CudaExecutor(ExecutorContext context, int device, int num_sms);
   ~CudaExecutor() override;
+  // Collective.
+  Status set_up(Deadline deadline);
 
   mk_device_t device() const override { return MK_DEVICE_CUDA; }
   int cuda_device() const override { return device_; }
   int num_threads() const override { return 0; }
   Result<mk_plan_t> plan(const OperatorCall& call) const override;
-  bool prepared(const OperatorCall&) const override { return workspace_ != nullptr; }
+  bool prepared(const OperatorCall& call) const override;
   Status prepare(const OperatorCall& call, Deadline deadline) override;
-  size_t workspace_bytes() const override { return workspace_ ? max_workspace_bytes() : 0; }
+  size_t workspace_bytes() const override;
   Result<std::unique_ptr<SymmetricMemory>> make_memory(Deadline deadline) override;
   Status enqueue(const OperatorCall& call, mk_stream_t stream) override;
   Result<bool> capturing(mk_stream_t stream) override;
   Status synchronize(mk_stream_t stream) override;
-  uint64_t epoch() const override { return epoch_; }
+  uint64_t epoch() const override { return rank_ ? rank_->epoch() : epoch_.load(); }
   void set_epoch(uint64_t epoch) override { epoch_ = epoch; }
   uint64_t signals_sent(int) const override { return 0; }
   uint64_t signals_received() const override { return 0; }
   void rebase_signals() override {}
   size_t flight_record(mk_flight_entry_t* entries, size_t capacity) const override {
-    return flight_.copy(entries, capacity);
+    return rank_ ? rank_->flight_record(entries, capacity) : flight_.copy(entries, capacity);
   }
-  void wake() override {}
-  bool wait_idle(Deadline) override { return true; }
+  void wake() override;
+  bool wait_idle(Deadline deadline) override;
 
  private:
+  // Sizes that calls may have, and the arena that they then use.
+  struct Prepared {
+    GemmCall maxima;
+    const CudaRank::Arena* arena;
+  };
+
+  int nranks() const { return context_.topology.nranks; }
   size_t max_workspace_bytes() const;
-  Status enqueue_on_device(const GemmCall& call, cudaStream_t stream);
+  Result<GemmCall> supported(const OperatorCall& call) const;
+  const CudaRank::Arena* find_arena(const GemmCall& call, int64_t bank_bytes) const;
+  Status prepare_alone();
+  Status enqueue_alone(const GemmCall& call, cudaStream_t stream);
+  Status enqueue_with_peers(const GemmCall& call, cudaStream_t stream);
 
   const ExecutorContext context_;
   const int device_;
   const int num_sms_;  // that a launch may use
+  cudaEvent_t last_launch_ = nullptr;
+  // One rank.
   void* workspace_ = nullptr;
   std::atomic<uint64_t> epoch_{0};
   FlightRecorder flight_;
+  // Several.
+  std::unique_ptr<CudaRank> rank_;
+  bool kernels_loaded_ = false;
+  std::deque<CudaRank::Arena> arenas_;  // stable addresses
+  std::vector<Prepared> prepared_;
 };
 
 }  // namespace mk

@@ -10,24 +10,11 @@
 
 #include <cstdint>
 
-#include "kernels/gemm/gemm_plan.h"
+#include "kernels/device/gemm_epilogue_params.h"
 #include "kernels/ptx/memory.cuh"
 #include "kernels/ptx/warp.cuh"
 
 namespace mk {
-
-// What the epilogue needs beside the accumulators. m and n bound what is written.
-struct EpilogueParams {
-  void* c;
-  int64_t ldc;  // elements
-  const void* bias;
-  int m;
-  int n;
-  GemmType out_type;
-  GemmType bias_type;
-  bool accumulate;
-  bool rows_aligned;  // 16-byte aligned rows
-};
 
 // A warp stores its 16 rows by itself, 128 bytes of each at a time, through two buffers, so that it waits for
 // no other.
@@ -82,13 +69,13 @@ struct alignas(2 * sizeof(Out)) Pair {
 // In aligned rows two neighbours are read together; the last column of an odd n alone.
 template <class Out, int NUM_ACCUMULATORS>
 __device__ __forceinline__ void add_c(float (&accumulators)[NUM_ACCUMULATORS], const EpilogueParams& params,
-                                      int row, int column) {
+                                      int row, int row_end, int column) {
   const Out* c = static_cast<const Out*>(params.c);
 #pragma unroll
   for (int i = 0; i < NUM_ACCUMULATORS; i += 2) {
     const int m = row + 8 * (i / 2 % 2);
     const int n = column + 8 * (i / 4);
-    if (m >= params.m || n >= params.n) continue;
+    if (m >= row_end || n >= params.n) continue;
     const Out* source = c + m * params.ldc + n;
     if (params.rows_aligned && n + 1 < params.n) {
       const Pair<Out> pair = *reinterpret_cast<const Pair<Out>*>(source);
@@ -139,11 +126,11 @@ __device__ __forceinline__ void fill_buffer_fp32(const float (&d)[NUM_ACCUMULATO
   }
 }
 
-// `m`, `n`: the warp's first row and column.
+// `m`, `n`: the warp's first row and column; rows from `m_end` on are not written.
 template <class Out, int NUM_ACCUMULATORS>
 __device__ __forceinline__ void store_rows(float (&accumulators)[NUM_ACCUMULATORS],
                                            const EpilogueParams& params, EpilogueBuffers& buffers, int m,
-                                           int n) {
+                                           int m_end, int n) {
   constexpr int BLOCK_N = 2 * NUM_ACCUMULATORS;
   constexpr int COLUMNS = sizeof(Out) == 4 || BLOCK_N % 64 != 0 ? 32 : 64;
   constexpr int ROW_BYTES = COLUMNS * sizeof(Out);
@@ -151,10 +138,10 @@ __device__ __forceinline__ void store_rows(float (&accumulators)[NUM_ACCUMULATOR
   constexpr int ELEMENTS_PER_CHUNK = 16 / sizeof(Out);
   constexpr int ROWS_PER_PASS = 32 / LANES_PER_ROW;
   const int lane = threadIdx.x % 32;
-  if (params.accumulate) add_c<Out>(accumulators, params, m + lane / 4, n + lane % 4 * 2);
+  if (params.accumulate) add_c<Out>(accumulators, params, m + lane / 4, m_end, n + lane % 4 * 2);
   const int first_row = lane / LANES_PER_ROW;
   const int chunk = lane % LANES_PER_ROW;
-  const int num_rows = params.m - m - first_row;  // from the lane's first row on
+  const int num_rows = m_end - m - first_row;  // from the lane's first row on
   const bool is_whole = params.rows_aligned && n + BLOCK_N <= params.n;
   Out* destination =
       static_cast<Out*>(params.c) + (m + first_row) * params.ldc + n + chunk * ELEMENTS_PER_CHUNK;
@@ -195,19 +182,19 @@ __device__ __forceinline__ void store_rows(float (&accumulators)[NUM_ACCUMULATOR
   __syncwarp();
 }
 
-// One warp's 16 rows of a tile, the first at (m, n) of the output.
+// One warp's 16 rows of a tile, the first at (m, n) of the output, as far as they lie before `m_end`.
 template <int NUM_ACCUMULATORS>
 __device__ __forceinline__ void store_tile_rows(float (&accumulators)[NUM_ACCUMULATORS],
                                                 const EpilogueParams& params, EpilogueBuffers& buffers, int m,
-                                                int n) {
-  if (m >= params.m) return;
+                                                int m_end, int n) {
+  if (m >= m_end) return;
   if (params.bias != nullptr) add_bias(accumulators, params, n + threadIdx.x % 4 * 2);
   if (params.out_type == GemmType::bf16) {
-    store_rows<__nv_bfloat16>(accumulators, params, buffers, m, n);
+    store_rows<__nv_bfloat16>(accumulators, params, buffers, m, m_end, n);
   } else if (params.out_type == GemmType::fp16) {
-    store_rows<__half>(accumulators, params, buffers, m, n);
+    store_rows<__half>(accumulators, params, buffers, m, m_end, n);
   } else {
-    store_rows<float>(accumulators, params, buffers, m, n);
+    store_rows<float>(accumulators, params, buffers, m, m_end, n);
   }
 }
 

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "kernels/device/load_params.h"
 #include "kernels/device/tile_scheduler.h"
 #include "kernels/ptx/mbarrier.cuh"
 #include "kernels/ptx/tma.cuh"
@@ -93,19 +94,9 @@ __device__ void mainloop_init(MainloopStorage<Config>& smem, const ClusterPositi
   ptx::fence_mbarrier_init_release_cluster();
 }
 
-// `stage_bytes` is what the boxes of the two maps put into a stage. A map of A may have boxes of fewer than
-// BLOCK_M rows where m is smaller: TMA takes about 6 cycles for each row of zeros outside the map, 2 for one
-// inside, which at m = 16 made a stage last three times as long. The rows left unwritten only reach
-// accumulators that are not stored.
-struct LoadParams {
-  CUtensorMap map_a;
-  CUtensorMap map_b;
-  uint32_t stage_bytes;
-};
-
 // The hook of a product whose A is there before the launch.
 struct AIsReady {
-  __device__ __forceinline__ void operator()(const TileWork&, int /*k_step*/) const {}
+  __device__ __forceinline__ void operator()(int /*k_step*/) const {}
 };
 
 template <class Config>
@@ -149,22 +140,21 @@ __device__ __forceinline__ void load_b_stage(MainloopStorage<Config>& smem, int 
   }
 }
 
-// Producer, one thread. `m_tile` is the CTA's own; `wait_for_a(work, k_step)` returns when A's part for that
-// step may be loaded (it ends with a fence.proxy.async if it polled a flag). B is asked for first:
-// it never waits.
+// Producer, one thread. The CTA's rows of A begin at row `m` of `map_a`; `wait_for_a(k_step)` returns when A's
+// part for that step may be loaded (it ends with a fence.proxy.async if it polled a flag). B is asked for
+// first: it never waits.
 template <class Config, class WaitForA>
 __device__ __forceinline__ void load_tile(MainloopStorage<Config>& smem,
                                           StageCursor<Config::NUM_STAGES>& cursor, const LoadParams& params,
-                                          int m_tile, const TileWork& work, const ClusterPosition& cluster,
-                                          WaitForA&& wait_for_a) {
-  const int m = m_tile * Config::BLOCK_M;
+                                          const CUtensorMap* map_a, int m, const TileWork& work,
+                                          const ClusterPosition& cluster, WaitForA&& wait_for_a) {
   const int n = work.n_tile * Config::BLOCK_N;
   for (int k_step = work.k_begin; k_step < work.k_end; ++k_step) {
     mbarrier_wait(&smem.stage_empty[cursor.stage], cursor.phase ^ 1);
     ptx::mbarrier_arrive_expect_tx(&smem.stage_full[cursor.stage], params.stage_bytes);
     load_b_stage<Config>(smem, cursor.stage, &params.map_b, n, k_step * Config::BLOCK_K, cluster);
-    wait_for_a(work, k_step);
-    load_a_stage<Config>(smem, cursor.stage, &params.map_a, m, k_step * Config::BLOCK_K);
+    wait_for_a(k_step);
+    load_a_stage<Config>(smem, cursor.stage, map_a, m, k_step * Config::BLOCK_K);
     cursor.advance();
   }
 }

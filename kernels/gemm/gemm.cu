@@ -1,24 +1,16 @@
 // SPDX-License-Identifier: MIT
 #include "kernels/gemm/gemm.h"
 
-#include <cuda.h>
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <atomic>
 #include <climits>
 
 #include "kernels/gemm/gemm_kernel.cuh"
+#include "kernels/gemm/tensor_map.h"
 
 namespace mk {
 namespace {
-
-using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
-                                 const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
-                                 CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
-// The driver is asked for by name at run time: the library loads on machines that have none.
-std::atomic<EncodeTiled> encode_tiled{nullptr};
 
 const GemmKernelTable& kernels_of(GemmType in_type) {
   return in_type == GemmType::bf16 ? gemm_kernels_bf16() : gemm_kernels_fp16();
@@ -34,24 +26,6 @@ const GemmKernelEntry* find_kernel(const GemmShape& shape, const GemmPlan& plan)
     }
   }
   return nullptr;
-}
-
-// A row-major 16-bit matrix as TMA sees it: `columns` contiguous, boxes of box_rows x box_columns, 128 bytes
-// wide.
-bool encode_map(CUtensorMap* map, GemmType type, const void* base, int64_t rows, int64_t columns, int64_t ld,
-                int box_rows, int box_columns) {
-  const CUtensorMapDataType data_type =
-      type == GemmType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-  // Without a k-step nothing is loaded, but a dimension of a map may not be 0.
-  const cuuint64_t dimensions[2] = {static_cast<cuuint64_t>(std::max<int64_t>(columns, 1)),
-                                    static_cast<cuuint64_t>(std::max<int64_t>(rows, 1))};
-  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(ld) * 2};
-  const cuuint32_t box[2] = {static_cast<cuuint32_t>(box_columns), static_cast<cuuint32_t>(box_rows)};
-  const cuuint32_t element_strides[2] = {1, 1};
-  return encode_tiled.load(std::memory_order_acquire)(
-             map, data_type, 2, const_cast<void*>(base), dimensions, strides, box, element_strides,
-             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 bool is_aligned_16(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
@@ -79,17 +53,17 @@ bool fill_params(const GemmArguments& arguments, const GemmPlan& plan, const Gem
   const int64_t lda = std::max<int64_t>(arguments.lda, 8);
   const int64_t ldb = std::max<int64_t>(arguments.ldb, 8);
   const int a_box_rows = static_cast<int>(std::min<int64_t>(plan.block_m, (shape.m + 7) / 8 * 8));
-  const bool a_encoded =
-      shape.a_transposed
-          ? encode_map(&params->load.map_a, shape.in_type, a, shape.k, shape.m, lda, GEMM_BLOCK_K, 64)
-          : encode_map(&params->load.map_a, shape.in_type, a, shape.m, shape.k, lda, a_box_rows, GEMM_BLOCK_K);
+  const bool a_encoded = shape.a_transposed ? encode_tensor_map(&params->load.map_a, shape.in_type, a, shape.k,
+                                                                shape.m, lda, GEMM_BLOCK_K, 64)
+                                            : encode_tensor_map(&params->load.map_a, shape.in_type, a, shape.m,
+                                                                shape.k, lda, a_box_rows, GEMM_BLOCK_K);
   params->load.stage_bytes =
       kernel.stage_bytes - (shape.a_transposed ? 0 : (plan.block_m - a_box_rows) * GEMM_BLOCK_K * 2);
   const bool b_encoded =
       shape.b_transposed
-          ? encode_map(&params->load.map_b, shape.in_type, b, shape.n, shape.k, ldb,
-                       plan.block_n / plan.num_cluster_ctas, GEMM_BLOCK_K)
-          : encode_map(&params->load.map_b, shape.in_type, b, shape.k, shape.n, ldb, GEMM_BLOCK_K, 64);
+          ? encode_tensor_map(&params->load.map_b, shape.in_type, b, shape.n, shape.k, ldb,
+                              plan.block_n / plan.num_cluster_ctas, GEMM_BLOCK_K)
+          : encode_tensor_map(&params->load.map_b, shape.in_type, b, shape.k, shape.n, ldb, GEMM_BLOCK_K, 64);
   if (!a_encoded || !b_encoded) return false;
 
   const int out_bytes = shape.out_type == GemmType::fp32 ? 4 : 2;
@@ -101,15 +75,9 @@ bool fill_params(const GemmArguments& arguments, const GemmPlan& plan, const Gem
                       plan.num_workers,
                       plan.num_streamk_tiles,
                       plan.group_m};
-  params->epilogue = {arguments.c,
-                      arguments.ldc,
-                      arguments.bias,
-                      static_cast<int>(shape.m),
-                      static_cast<int>(shape.n),
-                      shape.out_type,
-                      arguments.bias_type,
-                      arguments.accumulate,
-                      rows_aligned};
+  params->epilogue = {arguments.c,    arguments.ldc,       arguments.bias,       static_cast<int>(shape.n),
+                      shape.out_type, arguments.bias_type, arguments.accumulate, rows_aligned};
+  params->m = static_cast<int>(shape.m);
   params->num_cluster_ctas = plan.num_cluster_ctas;
   params->workspace = arguments.workspace;
   return true;
@@ -118,12 +86,8 @@ bool fill_params(const GemmArguments& arguments, const GemmPlan& plan, const Gem
 }  // namespace
 
 cudaError_t gemm_prepare() {
-  void* entry = nullptr;
-  cudaDriverEntryPointQueryResult found;
-  cudaError_t error =
-      cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found);
+  cudaError_t error = tensor_map_prepare();
   if (error != cudaSuccess) return error;
-  if (found != cudaDriverEntryPointSuccess) return cudaErrorNotSupported;
   for (const GemmType type : {GemmType::bf16, GemmType::fp16}) {
     for (const auto& row : kernels_of(type).entries) {
       for (const GemmKernelEntry& kernel : row) {
@@ -134,13 +98,12 @@ cudaError_t gemm_prepare() {
       }
     }
   }
-  encode_tiled.store(reinterpret_cast<EncodeTiled>(entry), std::memory_order_release);
   return cudaSuccess;
 }
 
 cudaError_t gemm_launch(const GemmArguments& arguments, const GemmPlan& plan, cudaStream_t stream) {
   if (arguments.shape.m == 0 || arguments.shape.n == 0) return cudaSuccess;
-  if (encode_tiled.load(std::memory_order_acquire) == nullptr) return cudaErrorNotReady;
+  if (!tensor_map_is_prepared()) return cudaErrorNotReady;
   const GemmKernelEntry* kernel = find_kernel(arguments.shape, plan);
   if (kernel == nullptr || !arguments_are_valid(arguments, plan)) return cudaErrorInvalidValue;
   GemmParams params{};

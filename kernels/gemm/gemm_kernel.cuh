@@ -9,6 +9,7 @@
 #include "kernels/device/gemm_epilogue.cuh"
 #include "kernels/device/gemm_mainloop.cuh"
 #include "kernels/device/gemm_partials.cuh"
+#include "kernels/device/gemm_roles.cuh"
 #include "kernels/device/tile_scheduler.h"
 #include "kernels/gemm/gemm_plan.h"
 #include "kernels/ptx/warp.cuh"
@@ -19,6 +20,7 @@ struct GemmParams {
   LoadParams load;
   TileSchedule schedule;
   EpilogueParams epilogue;
+  int m;
   int num_cluster_ctas;
   void* workspace;
 };
@@ -58,8 +60,9 @@ __device__ __forceinline__ void producer_role(GemmStorage<Config>& smem, const G
   StageCursor<Config::NUM_STAGES> stages;
   TileWork work;
   while (tiles.next(&work)) {
-    load_tile<Config>(smem.mainloop, stages, params.load, work.m_tile * cluster.num_ctas + cluster.cta_rank,
-                      work, cluster, AIsReady());
+    const int m_tile = work.m_tile * cluster.num_ctas + cluster.cta_rank;
+    load_tile<Config>(smem.mainloop, stages, params.load, &params.load.map_a, m_tile * Config::BLOCK_M, work,
+                      cluster, AIsReady());
   }
 }
 
@@ -72,7 +75,7 @@ __device__ __forceinline__ void finish_rows(GemmStorage<Config>& smem, const Gem
   const int warp = threadIdx.x / 32;
   const int m_tile = work.m_tile * cluster.num_ctas + cluster.cta_rank;
   const int m = m_tile * Config::BLOCK_M + block * 64 + warp % 4 * 16;
-  const bool has_rows = m < params.epilogue.m;
+  const bool has_rows = m < params.m;
   const PartialsLayout partials(gridDim.x, Config::BLOCK_M, Config::BLOCK_N);
   if (!work.is_owner) {
     partials_store(accumulators, partials, params.workspace, blockIdx.x, block, has_rows);
@@ -83,57 +86,8 @@ __device__ __forceinline__ void finish_rows(GemmStorage<Config>& smem, const Gem
                  work.first_peer * cluster.num_ctas + cluster.cta_rank, cluster.num_ctas, work.num_peers, block,
                  has_rows);
   }
-  store_tile_rows(accumulators, params.epilogue, smem.epilogue[warp], m, work.n_tile * Config::BLOCK_N);
-}
-
-// Named barriers: 0 is the CTA's, 1 to 3 the warpgroups' (warpgroup_sync), then the turns of ping-pong.
-// Warpgroups take turns because one may not look at its first stage's barrier before the other has seen its
-// last stage arrive: a barrier tells a phase from the next, but not from the next but one.
-constexpr int TURN_BARRIER = 4;
-
-// Ping-pong: leaves `work`, which is the other warpgroup's, and its stages, and moves on to the tile after it.
-template <class Config>
-__device__ __forceinline__ bool skip_tile(TileCursor& tiles, StageCursor<Config::NUM_STAGES>& stages,
-                                          TileWork* work) {
-  stages.advance(work->k_end - work->k_begin);
-  return tiles.next(work);
-}
-
-template <class Config>
-__device__ __forceinline__ void consumer_role(GemmStorage<Config>& smem, const GemmParams& params,
-                                              const ClusterPosition& cluster, int warpgroup) {
-  TileCursor tiles(params.schedule, blockIdx.x / cluster.num_ctas);
-  StageCursor<Config::NUM_STAGES> stages;
-  typename Config::Accumulators accumulators;
-  const int first_block = Config::PING_PONG ? 0 : warpgroup;
-  TileWork work;
-  bool has_work = tiles.next(&work);
-  if constexpr (Config::PING_PONG) {
-    if (warpgroup == 1) {
-      ptx::barrier_arrive(TURN_BARRIER, 256);
-      has_work = has_work && skip_tile<Config>(tiles, stages, &work);
-    }
-  }
-  while (has_work) {
-    if constexpr (Config::PING_PONG) ptx::barrier_sync(TURN_BARRIER + warpgroup, 256);
-    TileWork next_work;
-    bool has_next = false;
-    multiply_tile<Config>(accumulators, smem.mainloop, stages, work.k_end - work.k_begin, first_block, cluster,
-                          [&] {
-                            if constexpr (Config::PING_PONG)
-                              ptx::barrier_arrive(TURN_BARRIER + 1 - warpgroup, 256);
-                            // Finding the next tile takes 700 cycles of divisions, here hidden by the last
-                            // products.
-                            has_next = tiles.next(&next_work);
-                          });
-    if constexpr (Config::PING_PONG) has_next = has_next && skip_tile<Config>(tiles, stages, &next_work);
-#pragma unroll
-    for (int block = 0; block < Config::NUM_ROW_BLOCKS; ++block) {
-      finish_rows<Config>(smem, params, cluster, work, first_block + block, accumulators[block]);
-    }
-    work = next_work;
-    has_work = has_next;
-  }
+  store_tile_rows(accumulators, params.epilogue, smem.epilogue[warp], m, params.m,
+                  work.n_tile * Config::BLOCK_N);
 }
 
 template <class Config>
@@ -155,7 +109,12 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
     producer_role<Config>(smem, params, cluster);
   } else {
     if constexpr (DEAL_REGISTERS) ptx::setmaxnreg_inc<232>();
-    consumer_role<Config>(smem, params, cluster, warpgroup);
+    TileCursor tiles(params.schedule, blockIdx.x / cluster.num_ctas);
+    consumer_role<Config>(
+        smem.mainloop, cluster, warpgroup, [&](TileWork* work) { return tiles.next(work); },
+        [&](const TileWork& work, int block, float(&accumulators)[Config::BLOCK_N / 2]) {
+          finish_rows<Config>(smem, params, cluster, work, block, accumulators);
+        });
   }
 
   // A CTA must outlive the multicasts into it and the arrivals at its barriers.

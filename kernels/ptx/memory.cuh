@@ -66,6 +66,21 @@ __device__ __forceinline__ void red_release_sys_add(uint64_t* address, uint64_t 
   asm volatile("red.release.sys.global.add.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
 
+// PTX ISA: atom, `.acq_rel`, `.add`
+__device__ __forceinline__ uint32_t atom_acq_rel_gpu_add(uint32_t* address, uint32_t value) {
+  uint32_t before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(address), "r"(value)
+               : "memory");
+  return before;
+}
+
+// PTX ISA: prefetch, `.L2`
+__device__ __forceinline__ void prefetch_global_l2(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+
 // PTX ISA: ld, `.cg` (cached in L2 only) and `.v4`
 __device__ __forceinline__ float4 ld_global_cg_v4(const float4* address) {
   float4 value;

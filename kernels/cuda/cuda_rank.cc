@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/cuda/cuda_rank.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <system_error>
+
+#include "kernels/cuda/cuda_error.h"
+#include "kernels/wait_report.h"
+
+namespace mk {
+namespace {
+
+// How soon an error that a kernel has written is seen without anyone asking.
+constexpr std::chrono::milliseconds kWatchInterval{10};
+
+constexpr const char* kRoles[] = {"copy", "entry", "compute", "reduce", "gather"};
+constexpr const char* kObjects[] = {"chunk", "partial", "reduced chunk", "entry"};
+static_assert(std::size(kRoles) == static_cast<size_t>(DeviceRole::NUM));
+static_assert(std::size(kObjects) == static_cast<size_t>(DeviceObject::NUM));
+
+template <class T>
+const char* name_of(T value, const char* const* names) {
+  return value < T::NUM ? names[static_cast<size_t>(value)] : "unknown";
+}
+
+// The kernels' clock counts from the same moment as the system's.
+uint64_t system_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
+}  // namespace
+
+Result<std::unique_ptr<CudaRank>> CudaRank::make(const ExecutorContext& context, int device,
+                                                 Deadline deadline) {
+  std::unique_ptr<CudaRank> rank(new CudaRank(context));
+  MK_RETURN_IF_ERROR(rank->allocate(device, deadline));
+  return rank;
+}
+
+Status CudaRank::allocate(int device, Deadline deadline) {
+  const Topology& topology = context_.topology;
+  auto memory = make_cuda_symmetric_memory(topology, context_.exchange, context_.abort, device, deadline);
+  if (!memory.ok()) return memory.status();
+  memory_ = memory.take();
+  birth_ns_ = system_ns();
+  MK_RETURN_IF_ERROR(
+      cuda_error(cudaMalloc(reinterpret_cast<void**>(&state_), sizeof *state_), "allocating the launch state"));
+  MK_RETURN_IF_ERROR(cuda_error(cudaMemset(state_, 0, sizeof *state_), "clearing the launch state"));
+  MK_RETURN_IF_ERROR(
+      cuda_error(cudaHostAlloc(reinterpret_cast<void**>(&mailbox_), sizeof *mailbox_, cudaHostAllocMapped),
+                 "allocating pinned host memory"));
+  std::memset(static_cast<void*>(mailbox_), 0, sizeof *mailbox_);
+  MK_RETURN_IF_ERROR(
+      cuda_error(cudaHostGetDevicePointer(reinterpret_cast<void**>(&device_mailbox_), mailbox_, 0),
+                 "mapping host memory"));
+  MK_RETURN_IF_ERROR(cuda_error(cudaDeviceSynchronize(), "clearing the launch state"));
+  // The control block is the first piece, at offset 0.
+  const Result<size_t> control = memory_->grow(ControlLayout{topology.nranks}.bytes(), deadline);
+  if (!control.ok()) return control.status();
+  for (int local = 0; local < topology.local_nranks(); ++local) bases_.push_back(memory_->peer(local, 0));
+  try {
+    watcher_ = std::thread([this] { watch(); });
+  } catch (const std::system_error& failure) {
+    return Status(MK_ERROR_SYSTEM, format("no thread to watch the GPU: %s", failure.what()));
+  }
+  return {};
+}
+
+CudaRank::~CudaRank() {
+  {
+    std::lock_guard lock(stop_mutex_);
+    stop_ = true;
+  }
+  stopping_.notify_all();
+  if (watcher_.joinable()) watcher_.join();
+  if (state_ != nullptr) cudaFree(state_);
+  if (mailbox_ != nullptr) cudaFreeHost(mailbox_);
+}
+
+Result<CudaRank::Arena> CudaRank::add_arena(size_t bank_bytes, Deadline deadline) {
+  bank_bytes = static_cast<size_t>(round_up(static_cast<int64_t>(bank_bytes), 256));
+  const Result<size_t> offset = memory_->grow(2 * bank_bytes, deadline);
+  if (!offset.ok()) return offset.status();
+  return Arena{offset.value(), bank_bytes};
+}
+
+RankComm CudaRank::comm(const Arena& arena) const {
+  RankComm comm{};
+  comm.rank = context_.topology.rank;
+  comm.nranks = context_.topology.nranks;
+  std::copy(bases_.begin(), bases_.end(), comm.memory);
+  comm.arena = arena.offset;
+  comm.bank_bytes = arena.bank_bytes;
+  comm.state = state_;
+  comm.mailbox = device_mailbox_;
+  comm.wait_timeout_ns = static_cast<uint64_t>(context_.config.wait_timeout_ms) * 1000000;
+  return comm;
+}
+
+uint64_t CudaRank::epoch() const {
+  return std::atomic_ref<uint64_t>(mailbox_->completed).load(std::memory_order_acquire);
+}
+
+bool CudaRank::idle() const {
+  const uint64_t completed = epoch();
+  return std::atomic_ref<uint64_t>(mailbox_->started).load(std::memory_order_acquire) <= completed;
+}
+
+void CudaRank::set_abort() { std::atomic_ref<uint32_t>(mailbox_->abort).store(1, std::memory_order_release); }
+
+void CudaRank::look() {
+  std::lock_guard lock(look_mutex_);
+  std::atomic_ref<uint32_t> failed(mailbox_->failed);
+  if (failed.load(std::memory_order_acquire) == 0) return;
+  const DeviceError error = mailbox_->error;
+  failed.store(0, std::memory_order_release);
+  report(error);
+}
+
+void CudaRank::report(const DeviceError& error) {
+  const int rank = context_.topology.rank;
+  const DeviceFlight& flight = mailbox_->flights[error.epoch % HostMailbox::NUM_FLIGHTS];
+  const auto op = static_cast<mk_operator_t>(flight.op);
+  if (error.kind == DEVICE_TIMEOUT) {
+    report_timeout(context_,
+                   {op, error.epoch, rank, name_of(error.role, kRoles), name_of(error.object, kObjects),
+                    error.index, error.peer, error.seen, error.expected});
+    return;
+  }
+  mk_async_error_t report = MK_ASYNC_ERROR_INIT;
+  report.op = op;
+  report.rank = error.peer;
+  report.waiter_rank = rank;
+  report.epoch = error.epoch;
+  if (error.kind == DEVICE_OVERLAP) {
+    report.status = MK_ERROR_INTERNAL;
+    context_.report(report,
+                    format("rank %d: launch %llu of this communicator began while another was running; order "
+                           "the streams on which you call it",
+                           rank, static_cast<unsigned long long>(error.epoch)));
+    return;
+  }
+  report.status = MK_ERROR_MISMATCH;
+  EntryRecord own = error.own;
+  own.epoch = error.epoch;
+  context_.report(report, "ranks disagree: " + difference(own, rank, error.entry, error.peer));
+}
+
+void CudaRank::watch() {
+  std::unique_lock lock(stop_mutex_);
+  while (!stop_) {
+    stopping_.wait_for(lock, kWatchInterval);
+    lock.unlock();
+    look();
+    lock.lock();
+  }
+}
+
+size_t CudaRank::flight_record(mk_flight_entry_t* entries, size_t capacity) const {
+  const uint64_t last = std::atomic_ref<uint64_t>(mailbox_->started).load(std::memory_order_acquire);
+  const uint64_t kept = std::min<uint64_t>({last, HostMailbox::NUM_FLIGHTS, capacity});
+  size_t count = 0;
+  for (uint64_t epoch = last - kept + 1; epoch <= last; ++epoch) {
+    const DeviceFlight flight = mailbox_->flights[epoch % HostMailbox::NUM_FLIGHTS];
+    if (flight.epoch != epoch) continue;
+    mk_flight_entry_t& entry = entries[count++];
+    entry.epoch = epoch;
+    entry.op = static_cast<mk_operator_t>(flight.op);
+    entry.state = static_cast<int32_t>(flight.state);
+    std::copy(std::begin(flight.shape), std::end(flight.shape), entry.shape);
+    const uint64_t end = flight.state == 1 ? system_ns() : flight.end_ns;
+    entry.start_us = flight.start_ns > birth_ns_ ? static_cast<int64_t>(flight.start_ns - birth_ns_) / 1000 : 0;
+    entry.duration_us = end > flight.start_ns ? static_cast<int64_t>(end - flight.start_ns) / 1000 : 0;
+  }
+  return count;
+}
+
+}  // namespace mk

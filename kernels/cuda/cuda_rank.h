@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: MIT
+// What a GPU rank of a communicator of several ranks keeps between launches: library memory that its peers
+// write to, the launch state, the mailbox that the kernels share with the host, and the thread that reads it.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "kernels/device/rank_comm.h"
+#include "kernels/executor.h"
+#include "lib/symmetric_memory.h"
+
+namespace mk {
+
+class CudaRank {
+ public:
+  // Two banks of receive areas.
+  struct Arena {
+    size_t offset;
+    size_t bank_bytes;
+  };
+
+  // Allocates and maps the control blocks. Collective; `device` is current.
+  static Result<std::unique_ptr<CudaRank>> make(const ExecutorContext& context, int device, Deadline deadline);
+  ~CudaRank();
+
+  // Appends an arena. Collective.
+  Result<Arena> add_arena(size_t bank_bytes, Deadline deadline);
+  size_t workspace_bytes() const { return memory_->size() + sizeof(LaunchState); }
+
+  // The parameter of a launch, complete but for shape and entry.
+  RankComm comm(const Arena& arena) const;
+  // Launches that have completed, as the kernels say.
+  uint64_t epoch() const;
+  // Is a kernel inside?
+  bool idle() const;
+  // Tells the kernels to end.
+  void set_abort();
+  // Reports what the kernels have written since the last look. Any thread.
+  void look();
+  size_t flight_record(mk_flight_entry_t* entries, size_t capacity) const;
+
+ private:
+  explicit CudaRank(const ExecutorContext& context) : context_(context) {}
+  Status allocate(int device, Deadline deadline);
+  void report(const DeviceError& error);
+  void watch();
+
+  const ExecutorContext& context_;
+  std::unique_ptr<SymmetricMemory> memory_;
+  std::vector<std::byte*> bases_;
+  LaunchState* state_ = nullptr;
+  HostMailbox* mailbox_ = nullptr;         // as the host addresses it
+  HostMailbox* device_mailbox_ = nullptr;  // as the device does
+  uint64_t birth_ns_ = 0;
+
+  std::mutex look_mutex_;
+  std::mutex stop_mutex_;
+  std::condition_variable stopping_;
+  bool stop_ = false;
+  std::thread watcher_;
+};
+
+}  // namespace mk

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/cuda/rank_gemm_plan.h"
+
+#include <algorithm>
+
+#include "kernels/device/rank_gemm_tiles.h"
+#include "kernels/protocol.h"
+
+namespace mk {
+namespace {
+
+using gemm_reduce_scatter::Reduction;
+
+// Chunks are as high as the highest tile, so that they do not depend on a rank's own choice of tile.
+constexpr int CHUNK_ROWS = 128;
+// Coordinates of TMA are 32 bits.
+constexpr int64_t kMaxSize = INT32_MAX - 65536;
+// Up to this many rows all tiles of usual products are in flight at once, and wait for their data together.
+constexpr int64_t MAX_ROWS_IN_PANELS = 6144;
+constexpr int MAX_PANELS = 8;
+constexpr int MIN_PANEL_STEPS = 4;
+// What two more hops cost, in bytes on the link: beyond it, an all-reduce goes by way of owners.
+constexpr int64_t ONE_SHOT_EXTRA_BYTES = 1500000;
+
+GemmType gemm_type(mk_dtype_t dtype) {
+  return dtype == MK_DTYPE_FP32 ? GemmType::fp32 : dtype == MK_DTYPE_FP16 ? GemmType::fp16 : GemmType::bf16;
+}
+
+// The tile for `rows` rows (whole ranks'), by the model of the plain product.
+GemmPlan choose_tile(const GemmCall& call, int64_t rows_of_rank, int num_owners, int64_t k, int num_sms) {
+  GemmPlan best;
+  for (const GemmTile& tile : RANK_GEMM_TILES) {
+    if (call.tuning.tile_m > 0 && call.tuning.tile_m != tile.block_m) continue;
+    if (call.tuning.tile_n > 0 && call.tuning.tile_n != tile.block_n) continue;
+    GemmShape shape;
+    shape.m = num_owners * round_up(rows_of_rank, tile.block_m);
+    shape.n = call.n;
+    shape.k = k;
+    shape.in_type = gemm_type(call.dtype);
+    shape.out_type = gemm_type(call.out_dtype);
+    shape.b_transposed = call.b_layout == MK_LAYOUT_NK;
+    const GemmPlan plan = gemm_plan_with(shape, num_sms, tile, 1, -1);
+    if (best.block_m == 0 || plan.predicted_us < best.predicted_us) best = plan;
+  }
+  return best;
+}
+
+// Rows of tiles are walked in groups; a group that divides a rank's rows does not reach into the next rank's.
+int group_rows(int wanted, int tile_rows) {
+  for (int group = std::min(wanted, tile_rows); 2 * group > wanted && group > 1; --group) {
+    if (tile_rows % group == 0) return group;
+  }
+  return std::max(1, std::min(wanted, tile_rows));
+}
+
+Status too_many_flags(const GemmCall& call, int64_t flags) {
+  return Status(MK_ERROR_UNSUPPORTED,
+                format("mk_%s: m=%lld, n=%lld needs %lld flags of transfer; a launch has %d: use several calls",
+                       operator_name(call.op), static_cast<long long>(call.m), static_cast<long long>(call.n),
+                       static_cast<long long>(flags), kFlagsPerBank));
+}
+
+void fill_public_plan(const GemmCall& call, int nranks, int num_sms, RankGemmPlan& to) {
+  const int64_t max_rows = ceil_div(call.m, nranks);
+  mk_plan_t& plan = to.plan;
+  plan.compute_ctas = num_sms;
+  plan.tile_m = to.gemm.block_m;
+  plan.tile_n = to.gemm.block_n;
+  plan.chunk_rows = CHUNK_ROWS;
+  plan.num_chunks = std::max(1, num_chunks(max_rows, CHUNK_ROWS));
+  plan.workspace_bytes = 2 * static_cast<uint64_t>(to.area_bytes);
+}
+
+Status plan_gather(const GemmCall& call, int rank, int nranks, int num_sms, RankGemmPlan& to) {
+  const int64_t max_rows = ceil_div(call.m, nranks);
+  const int64_t k_steps = ceil_div(call.k, GEMM_BLOCK_K);
+  to.merged = max_rows < CHUNK_ROWS;
+  to.num_owners = to.merged ? 1 : nranks;
+  to.gemm = choose_tile(call, to.merged ? call.m : max_rows, to.num_owners, call.k, num_sms);
+  to.tile_rows = static_cast<int>(ceil_div(to.merged ? call.m : max_rows, to.gemm.block_m));
+  to.num_panels = call.m > MAX_ROWS_IN_PANELS
+                      ? 1
+                      : static_cast<int>(std::clamp<int64_t>(k_steps / MIN_PANEL_STEPS, 1, MAX_PANELS));
+  to.panel_steps = static_cast<int>(std::max<int64_t>(1, ceil_div(k_steps, to.num_panels)));
+  to.num_panels = static_cast<int>(std::max<int64_t>(1, ceil_div(k_steps, to.panel_steps)));
+  to.area_bytes = call.m * round_up(call.k * 2, 16);
+  fill_public_plan(call, nranks, num_sms, to);
+  const int64_t flags = int64_t{nranks} * to.plan.num_chunks * to.num_panels;
+  if (flags > kFlagsPerBank) return too_many_flags(call, flags);
+  to.plan.chunk_bytes = std::min<int64_t>(CHUNK_ROWS, max_rows) * to.panel_steps * GEMM_BLOCK_K * 2;
+  to.plan.link_bytes = rows_count(call.m, nranks, rank) * call.k * 2 * (nranks - 1);
+  return {};
+}
+
+bool goes_one_shot(const GemmCall& call, int nranks) {
+  if (call.op != MK_OPERATOR_GEMM_ALLREDUCE) return false;
+  if (call.tuning.algorithm != MK_ALGORITHM_AUTO) return call.tuning.algorithm == MK_ALGORITHM_ONE_SHOT;
+  // One-shot sends a whole matrix to every peer, two-shot twice the share of one.
+  const int64_t bytes = call.m * call.n * element_bytes(call.comm_dtype);
+  const int64_t extra = bytes * (nranks - 1) - bytes * (nranks - 1) / nranks * 2;
+  return call.m <= 1024 && extra <= ONE_SHOT_EXTRA_BYTES;
+}
+
+Status plan_reduction(const GemmCall& call, int rank, int nranks, int num_sms, RankGemmPlan& to) {
+  const int64_t max_rows = ceil_div(call.m, nranks);
+  const bool one_shot = goes_one_shot(call, nranks);
+  const bool reduces_all = call.op == MK_OPERATOR_GEMM_ALLREDUCE;
+  to.reduction = one_shot ? Reduction::one_shot : reduces_all ? Reduction::two_shot : Reduction::scatter;
+  to.num_owners = one_shot ? 1 : nranks;
+  const int64_t rows = one_shot ? call.m : max_rows;
+  // One-shot flags stand for tiles, so the tile may not depend on k, which each rank has its own.
+  to.gemm = choose_tile(call, rows, to.num_owners, one_shot ? 4096 : call.k, num_sms);
+  to.tile_rows = static_cast<int>(ceil_div(rows, to.gemm.block_m));
+  to.slot_pitch = round_up(call.n * element_bytes(call.comm_dtype), 16);
+  to.slot_bytes = rows * to.slot_pitch;
+  to.gather_begin = round_up(nranks * to.slot_bytes, 128);
+  to.gather_pitch = round_up(call.n * element_bytes(call.out_dtype), 16);
+  to.area_bytes = to.gather_begin + (to.reduction == Reduction::two_shot ? call.m * to.gather_pitch : 0);
+  if (reduces_all) {
+    // An area prepared for large calls must serve every smaller one, which may be one-shot.
+    const int64_t all_slots = nranks * call.m * to.slot_pitch;
+    const int64_t most = int64_t{nranks} * nranks * ONE_SHOT_EXTRA_BYTES;
+    to.area_bytes = std::max(to.area_bytes, std::min(all_slots, most));
+  }
+  fill_public_plan(call, nranks, num_sms, to);
+  to.plan.algorithm = one_shot      ? MK_ALGORITHM_ONE_SHOT
+                      : reduces_all ? MK_ALGORITHM_TWO_SHOT
+                                    : MK_ALGORITHM_AUTO;
+  const int64_t tiles = int64_t{to.tile_rows} * ceil_div(std::max<int64_t>(call.n, 1), to.gemm.block_n);
+  const int64_t flags = nranks * (one_shot ? tiles : to.plan.num_chunks * (reduces_all ? 2 : 1));
+  if (flags > kFlagsPerBank) return too_many_flags(call, flags);
+  const int64_t row_bytes = call.n * element_bytes(call.comm_dtype);
+  const int64_t own_rows = rows_count(call.m, nranks, rank);
+  to.plan.chunk_bytes = std::min<int64_t>(CHUNK_ROWS, rows) * row_bytes;
+  to.plan.link_bytes = one_shot ? call.m * row_bytes * (nranks - 1) : (call.m - own_rows) * row_bytes;
+  if (to.reduction == Reduction::two_shot)
+    to.plan.link_bytes += own_rows * call.n * element_bytes(call.out_dtype) * (nranks - 1);
+  return {};
+}
+
+}  // namespace
+
+Result<RankGemmPlan> rank_gemm_plan(const GemmCall& call, int rank, int nranks, int num_sms) {
+  if (std::max({call.m, call.n, call.k}) > kMaxSize) {
+    return Status(MK_ERROR_UNSUPPORTED,
+                  format("mk_%s: m=%lld, n=%lld, k=%lld: on GPUs each is at most %lld", operator_name(call.op),
+                         static_cast<long long>(call.m), static_cast<long long>(call.n),
+                         static_cast<long long>(call.k), static_cast<long long>(kMaxSize)));
+  }
+  RankGemmPlan plan;
+  plan.plan = MK_PLAN_INIT;
+  const bool gathers = call.op == MK_OPERATOR_ALLGATHER_GEMM;
+  MK_RETURN_IF_ERROR(gathers ? plan_gather(call, rank, nranks, num_sms, plan)
+                             : plan_reduction(call, rank, nranks, num_sms, plan));
+  if (plan.gemm.block_m == 0) {
+    return Status(MK_ERROR_UNSUPPORTED, format("mk_%s: tuning: there is no tile of tile_m=%d, tile_n=%d",
+                                               operator_name(call.op), call.tuning.tile_m, call.tuning.tile_n));
+  }
+  plan.gemm.group_m = group_rows(plan.gemm.group_m, std::max(1, plan.tile_rows));
+  return plan;
+}
+
+}  // namespace mk

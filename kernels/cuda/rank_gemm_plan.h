@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: MIT
+// How a GEMM operator runs on the GPUs of one node. Pure; what the ranks must agree on follows from globally
+// equal fields alone.
+#pragma once
+
+#include "kernels/gemm/gemm_plan.h"
+#include "kernels/operator_call.h"
+#include "kernels/ops/gemm_reduce_scatter/cuda_params.h"
+#include "lib/status.h"
+
+namespace mk {
+
+struct RankGemmPlan {
+  mk_plan_t plan;
+  GemmPlan gemm;       // tile, raster
+  int tile_rows = 0;   // rows of tiles of a rank, at most
+  int num_owners = 1;  // ranks that rows of tiles are counted for
+  // All-gather.
+  bool merged = false;
+  int num_panels = 1;
+  int panel_steps = 1;
+  // Reductions.
+  gemm_reduce_scatter::Reduction reduction = gemm_reduce_scatter::Reduction::scatter;
+  int64_t slot_pitch = 0;
+  int64_t slot_bytes = 0;
+  int64_t gather_begin = 0;
+  int64_t gather_pitch = 0;
+  int64_t area_bytes = 0;  // of a bank
+};
+
+// MK_ERROR_UNSUPPORTED: more flags than a bank has.
+Result<RankGemmPlan> rank_gemm_plan(const GemmCall& call, int rank, int nranks, int num_sms);
+
+}  // namespace mk

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: MIT
+// The consumer warpgroups' part of a persistent product, whatever becomes of the tiles.
+#pragma once
+
+#include "kernels/device/gemm_mainloop.cuh"
+#include "kernels/ptx/warp.cuh"
+
+namespace mk {
+
+// Named barriers: 0 is the CTA's, 1 to 3 the warpgroups' (warpgroup_sync), then the turns of ping-pong.
+// Warpgroups take turns because one may not look at its first stage's barrier before the other has seen its
+// last stage arrive: a barrier tells a phase from the next, but not from the next but one.
+constexpr int TURN_BARRIER = 4;
+
+// `next(&work)` walks the CTA's tiles, false after the last; the producer must walk the same.
+// `finish(work, block, accumulators)` takes the warpgroup's `block`-th 64 rows of a tile.
+template <class Config, class Next, class Finish>
+__device__ __forceinline__ void consumer_role(MainloopStorage<Config>& smem, const ClusterPosition& cluster,
+                                              int warpgroup, Next&& next, Finish&& finish) {
+  StageCursor<Config::NUM_STAGES> stages;
+  typename Config::Accumulators accumulators;
+  const int first_block = Config::PING_PONG ? 0 : warpgroup;
+  // Ping-pong: leaves `work`, which is the other warpgroup's, and its stages, and moves on to the tile after
+  // it.
+  const auto skip_tile = [&](TileWork* work) {
+    stages.advance(work->k_end - work->k_begin);
+    return next(work);
+  };
+  TileWork work;
+  bool has_work = next(&work);
+  if constexpr (Config::PING_PONG) {
+    if (warpgroup == 1) {
+      ptx::barrier_arrive(TURN_BARRIER, 256);
+      has_work = has_work && skip_tile(&work);
+    }
+  }
+  while (has_work) {
+    if constexpr (Config::PING_PONG) ptx::barrier_sync(TURN_BARRIER + warpgroup, 256);
+    TileWork next_work;
+    bool has_next = false;
+    multiply_tile<Config>(accumulators, smem, stages, work.k_end - work.k_begin, first_block, cluster, [&] {
+      if constexpr (Config::PING_PONG) ptx::barrier_arrive(TURN_BARRIER + 1 - warpgroup, 256);
+      // Finding the next tile takes 700 cycles of divisions, here hidden by the last products.
+      has_next = next(&next_work);
+    });
+    if constexpr (Config::PING_PONG) has_next = has_next && skip_tile(&next_work);
+#pragma unroll
+    for (int block = 0; block < Config::NUM_ROW_BLOCKS; ++block) {
+      finish(work, first_block + block, accumulators[block]);
+    }
+    work = next_work;
+    has_work = has_next;
+  }
+}
+
+}  // namespace mk

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: MIT
+// What a kernel of a communicator of several ranks shares with its peers, with its own other launches and with
+// the host. Plain structs, the same on both sides.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/protocol.h"
+
+namespace mk {
+
+// The roles and the things waited for, numbered for the report; cuda_rank.cc has their names.
+enum class DeviceRole : uint32_t { copy = 0, entry, compute, reduce, gather, NUM };
+enum class DeviceObject : uint32_t { chunk = 0, partial, reduced_chunk, entry, NUM };
+
+// The first thing that went wrong in a launch.
+struct DeviceError {
+  uint32_t kind;  // DeviceErrorKind
+  DeviceRole role;
+  DeviceObject object;
+  int32_t peer;  // the rank it concerns
+  uint64_t epoch;
+  uint64_t index;
+  uint64_t seen;
+  uint64_t expected;
+  EntryRecord own;    // mismatch: what this rank called
+  EntryRecord entry;  // and the peer
+};
+enum DeviceErrorKind : uint32_t { DEVICE_TIMEOUT = 1, DEVICE_MISMATCH = 2, DEVICE_OVERLAP = 3 };
+
+// A launch in the flight record, as the kernel writes it, so that graph replays are in it. Times are the GPU's.
+struct DeviceFlight {
+  uint64_t epoch;
+  uint32_t op;
+  uint32_t state;  // 1 running, 2 completed, 3 failed
+  int64_t shape[4];
+  uint64_t start_ns;
+  uint64_t end_ns;
+};
+
+// In pinned host memory, mapped on the device.
+struct HostMailbox {
+  static constexpr int NUM_FLIGHTS = 64;
+  alignas(128) uint32_t abort;   // the host: end
+  alignas(128) uint32_t failed;  // the device: `error` is complete; the host puts it back to 0
+  DeviceError error;
+  alignas(128) uint64_t started;  // epochs
+  uint64_t completed;
+  DeviceFlight flights[NUM_FLIGHTS];  // launch e at e % NUM_FLIGHTS
+};
+
+// In this rank's device memory, zero before the first launch.
+struct LaunchState {
+  uint64_t epoch;          // launches completed
+  uint64_t entered_epoch;  // the last launch that all ranks have entered
+  uint64_t entered_ns;
+  uint32_t running;     // CTAs inside, of a launch; 0 between launches
+  uint32_t num_exited;  // CTAs of this launch that are done
+  uint32_t failed;      // this launch has reported an error: waits end
+  uint32_t num_mismatches;
+  // Arrivals of a chunk's pieces; the last to arrive raises the chunk's flag and puts the count back to 0.
+  uint32_t first_counts[kFlagsPerBank];
+  uint32_t second_counts[kFlagsPerBank];
+};
+
+// Ranks of a node, at most.
+constexpr int MAX_LOCAL_RANKS = 32;
+
+// A kernel's parameter. Ranks are those of one node.
+struct RankComm {
+  int rank;
+  int nranks;
+  std::byte* memory[MAX_LOCAL_RANKS];  // each rank's library memory as this device addresses it
+  size_t arena;                        // the receive areas' offset in it, bank 0 before bank 1
+  size_t bank_bytes;
+  LaunchState* state;
+  HostMailbox* mailbox;
+  uint64_t wait_timeout_ns;
+  EntryRecord entry;  // the epoch left to the kernel
+  int64_t flight_shape[4];
+};
+
+}  // namespace mk

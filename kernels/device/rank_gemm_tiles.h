@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "kernels/gemm/gemm_plan.h"
+
+namespace mk {
+
+// The tiles that the operators' kernels exist for, in the order of their tables.
+constexpr GemmTile RANK_GEMM_TILES[] = {
+    {128, 256, false}, {128, 160, true}, {128, 128, true}, {64, 128, false}};
+constexpr int NUM_RANK_GEMM_TILES = sizeof(RANK_GEMM_TILES) / sizeof(RANK_GEMM_TILES[0]);
+
+}  // namespace mk

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: MIT
+// One launch as its CTAs see it: epoch and bank, areas and flags, waiting with a deadline, entering and
+// leaving.
+#pragma once
+
+#include "kernels/device/rank_comm.h"
+#include "kernels/ptx/memory.cuh"
+#include "kernels/ptx/warp.cuh"
+
+namespace mk {
+
+class RankLaunch {
+ public:
+  __device__ explicit RankLaunch(const RankComm& comm)
+      : comm_(comm), epoch_(ptx::ld_relaxed_sys(&comm.state->epoch) + 1) {}
+
+  __device__ const RankComm& comm() const { return comm_; }
+  __device__ uint64_t epoch() const { return epoch_; }
+  __device__ int bank() const { return bank_of(epoch_); }
+
+  // The receive area of this epoch's bank at rank `rank`.
+  __device__ std::byte* area(int rank, size_t offset) const {
+    return comm_.memory[rank] + comm_.arena + bank() * comm_.bank_bytes + offset;
+  }
+  __device__ uint64_t* flag(int rank, int index) const {
+    return reinterpret_cast<uint64_t*>(comm_.memory[rank] + ControlLayout{comm_.nranks}.flag(bank(), index));
+  }
+
+  // After the data of a chunk, which this thread has seen complete.
+  __device__ void raise_flag(int rank, int index) const { ptx::st_release_sys(flag(rank, index), epoch_); }
+
+  // False: the launch is to end without it.
+  __device__ bool wait_flag(int index, DeviceRole role, DeviceObject object, int peer,
+                            uint64_t object_index) const {
+    const uint64_t* word = flag(comm_.rank, index);
+    if (ptx::ld_acquire_sys(word) >= epoch_) return true;
+    return wait_slowly(word, role, object, peer, object_index);
+  }
+
+  // Has something failed here, or has the host called for the end?
+  __device__ bool stopped() const {
+    return ptx::ld_relaxed_sys(&comm_.state->failed) != 0 || ptx::ld_relaxed_sys(&comm_.mailbox->abort) != 0;
+  }
+
+  // The first error of a launch is put into the mailbox, unless the host has not taken the last one yet: true,
+  // and the caller fills the rest of mailbox->error in, then publishes it.
+  __device__ bool report(DeviceErrorKind kind, DeviceRole role, DeviceObject object, int peer,
+                         uint64_t object_index) const {
+    if (atomicCAS(&comm_.state->failed, 0u, 1u) != 0) return false;
+    if (ptx::ld_relaxed_sys(&comm_.mailbox->failed) != 0) return false;
+    DeviceError& error = comm_.mailbox->error;
+    error.kind = kind;
+    error.role = role;
+    error.object = object;
+    error.peer = peer;
+    error.epoch = epoch_;
+    error.index = object_index;
+    error.expected = epoch_;
+    return true;
+  }
+  __device__ void publish_error() const { ptx::st_release_sys(&comm_.mailbox->failed, 1); }
+
+  // By one warp of the launch, before anything else: tells the peers. Entries are compared by wait_entries.
+  __device__ void enter() const;
+  // By the same warp, when nothing is left that it owes: until all ranks have entered.
+  __device__ void wait_entries() const;
+  // By every CTA, all threads: at its start (thread 0 counts the CTA in) and at its end.
+  __device__ void begin_cta() const;
+  __device__ void end_cta() const;
+
+ private:
+  __device__ bool wait_slowly(const uint64_t* word, DeviceRole role, DeviceObject object, int peer,
+                              uint64_t object_index) const;
+  __device__ EntryRecord* entry(int rank, int source) const {
+    return reinterpret_cast<EntryRecord*>(comm_.memory[rank] +
+                                          ControlLayout{comm_.nranks}.entry(bank(), source));
+  }
+
+  const RankComm& comm_;
+  const uint64_t epoch_;
+};
+
+// A peer that has not entered is waited for as long as its heartbeat lives (the host raises the abort when it
+// ends); one that has must go on within the deadline.
+__device__ inline bool RankLaunch::wait_slowly(const uint64_t* word, DeviceRole role, DeviceObject object,
+                                               int peer, uint64_t object_index) const {
+  constexpr int POLLS_PER_LOOK = 256;
+  uint64_t since = ptx::globaltimer();
+  for (int polls = 1; ptx::ld_acquire_sys(word) < epoch_; ++polls) {
+    if (polls % POLLS_PER_LOOK != 0) continue;
+    if (stopped()) return false;
+    const uint64_t now = ptx::globaltimer();
+    if (ptx::ld_relaxed_sys(&comm_.state->entered_epoch) < epoch_) {
+      since = now;
+    } else if (now > since + comm_.wait_timeout_ns) {
+      if (report(DEVICE_TIMEOUT, role, object, peer, object_index)) {
+        comm_.mailbox->error.seen = ptx::ld_relaxed_sys(word);
+        publish_error();
+      }
+      return false;
+    }
+  }
+  return true;
+}
+
+__device__ inline void RankLaunch::enter() const {
+  constexpr int NUM_WORDS = sizeof(EntryRecord) / 8;
+  const int lane = threadIdx.x % 32;
+  const uint64_t* words = reinterpret_cast<const uint64_t*>(&comm_.entry);
+  for (int rank = 0; rank < comm_.nranks; ++rank) {
+    uint64_t* slot = reinterpret_cast<uint64_t*>(entry(rank, comm_.rank));
+    if (lane > 0 && lane < NUM_WORDS) ptx::st_relaxed_sys(slot + lane, words[lane]);
+  }
+  __syncwarp();
+  for (int rank = lane; rank < comm_.nranks; rank += 32) {
+    ptx::st_release_sys(&entry(rank, comm_.rank)->epoch, epoch_);
+  }
+  if (lane == 0) {
+    DeviceFlight& flight = comm_.mailbox->flights[epoch_ % HostMailbox::NUM_FLIGHTS];
+    flight.op = comm_.entry.op;
+    for (int i = 0; i < 4; ++i) flight.shape[i] = comm_.flight_shape[i];
+    flight.start_ns = ptx::globaltimer();
+    flight.end_ns = 0;
+    flight.state = 1;
+    flight.epoch = epoch_;
+    ptx::st_release_sys(&comm_.mailbox->started, epoch_);
+  }
+  __syncwarp();
+}
+
+__device__ inline void RankLaunch::wait_entries() const {
+  constexpr int NUM_WORDS = sizeof(EntryRecord) / 8;
+  constexpr int FIRST_OUTPUT_WORD = offsetof(EntryRecord, output_offset) / 8;  // two words that may differ
+  const uint64_t* own = reinterpret_cast<const uint64_t*>(&comm_.entry);
+  for (int source = threadIdx.x % 32; source < comm_.nranks; source += 32) {
+    const EntryRecord* record = entry(comm_.rank, source);
+    for (int polls = 1; ptx::ld_acquire_sys(&record->epoch) < epoch_; ++polls) {
+      if (polls % 256 == 0 && stopped()) break;
+    }
+    if (ptx::ld_acquire_sys(&record->epoch) < epoch_) continue;
+    const uint64_t* words = reinterpret_cast<const uint64_t*>(record);
+    bool same = true;
+    for (int word = 1; word < NUM_WORDS; ++word) {
+      if (word == FIRST_OUTPUT_WORD || word == FIRST_OUTPUT_WORD + 1) continue;
+      same = same && ptx::ld_relaxed_sys(words + word) == own[word];
+    }
+    if (same || !report(DEVICE_MISMATCH, DeviceRole::entry, DeviceObject::entry, source, source)) continue;
+    for (int word = 0; word < NUM_WORDS; ++word) {
+      reinterpret_cast<uint64_t*>(&comm_.mailbox->error.own)[word] = own[word];
+      reinterpret_cast<uint64_t*>(&comm_.mailbox->error.entry)[word] = ptx::ld_relaxed_sys(words + word);
+    }
+    publish_error();
+  }
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) {
+    comm_.state->entered_ns = ptx::globaltimer();
+    ptx::st_release_sys(&comm_.state->entered_epoch, epoch_);
+  }
+  __syncwarp();
+}
+
+__device__ inline void RankLaunch::begin_cta() const {
+  if (threadIdx.x != 0) return;
+  // A predecessor that is still inside holds counts and areas of its own epoch.
+  if (blockIdx.x == 0 && atomicExch(&comm_.state->running, 1u) != 0 &&
+      report(DEVICE_OVERLAP, DeviceRole::entry, DeviceObject::entry, comm_.rank, 0)) {
+    publish_error();
+  }
+}
+
+// The last CTA ends the epoch. What the others wrote is complete when the kernel is.
+__device__ inline void RankLaunch::end_cta() const {
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  LaunchState& state = *comm_.state;
+  __threadfence();
+  if (atomicAdd(&state.num_exited, 1u) + 1 != gridDim.x) return;
+  __threadfence();
+  const bool failed = stopped();
+  state.num_exited = 0;
+  state.failed = 0;
+  state.running = 0;
+  state.epoch = epoch_;
+  DeviceFlight& flight = comm_.mailbox->flights[epoch_ % HostMailbox::NUM_FLIGHTS];
+  flight.end_ns = ptx::globaltimer();
+  flight.state = failed ? 3 : 2;
+  ptx::st_release_sys(&comm_.mailbox->completed, epoch_);
+}
+
+}  // namespace mk

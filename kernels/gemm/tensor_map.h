@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: MIT
+// Tensor maps: how TMA sees a matrix.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "kernels/gemm/gemm_plan.h"
+
+namespace mk {
+
+// Finds the driver's encoder, which is asked for by name at run time: the library loads on machines without a
+// driver.
+cudaError_t tensor_map_prepare();
+bool tensor_map_is_prepared();
+
+// A row-major 16-bit matrix: `columns` contiguous, rows `ld` elements apart (a multiple of 8) from a 16-byte
+// aligned base; boxes of box_rows x box_columns with the 128-byte swizzle. What lies outside reads as zero.
+bool encode_tensor_map(CUtensorMap* map, GemmType type, const void* base, int64_t rows, int64_t columns,
+                       int64_t ld, int box_rows, int box_columns);
+
+}  // namespace mk

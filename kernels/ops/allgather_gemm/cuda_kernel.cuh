@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: MIT
+// AllGather+GEMM as one persistent kernel: the copy warps of all CTAs push this rank's rows into the peers'
+// receive areas, chunk by chunk, while the tensor cores take the rows at hand first and the others as their
+// flags rise.
+#pragma once
+
+#include "kernels/device/copy_rows.cuh"
+#include "kernels/device/rank_gemm.cuh"
+#include "kernels/ops/allgather_gemm/cuda_params.h"
+
+namespace mk::allgather_gemm {
+
+using CudaTable = RankGemmTable<CudaParams>;
+const CudaTable& cuda_kernels_bf16();
+const CudaTable& cuda_kernels_fp16();
+
+// Whose rows a tile holds. Merged tiles hold several ranks' (source -1).
+struct SourceTile {
+  int source;
+  int begin;  // rows of the gathered matrix
+  int end;
+  int first_row;  // of the source's
+};
+
+__device__ __forceinline__ int source_at(const CudaParams& params, int position) {
+  const int source = params.comm.rank + position;
+  return source < params.comm.nranks ? source : source - params.comm.nranks;
+}
+
+// Rows of a source; without the divisions of the schedule's own, which the walk over tiles has no time for.
+__device__ __forceinline__ int rows_of(const CudaParams& params, int source) {
+  return max(0, min(params.max_rows, params.m - source * params.max_rows));
+}
+
+__device__ __forceinline__ int rows_at(const CudaParams& params, int position) {
+  return params.merged ? params.m : rows_of(params, source_at(params, position));
+}
+
+template <int BLOCK_M>
+__device__ __forceinline__ SourceTile source_tile(const CudaParams& params, const TileWork& work) {
+  const RankTile tile = RankTileCursor::place(work, params.tile_rows);
+  const int first_row = tile.index * BLOCK_M;
+  if (params.merged) return {-1, first_row, params.m, first_row};
+  const int source = source_at(params, tile.position);
+  const int begin = source * params.max_rows;
+  return {source, begin + first_row, begin + rows_of(params, source), first_row};
+}
+
+// Returns when a panel of columns of a tile's rows has arrived.
+template <int BLOCK_M>
+__device__ __forceinline__ void wait_panel(const RankLaunch& launch, const CudaParams& params,
+                                           const SourceTile& tile, int panel) {
+  const Schedule& schedule = params.schedule;
+  const int last_row = min(tile.begin + BLOCK_M, tile.end) - 1;
+  const int first_source = tile.source >= 0 ? tile.source : tile.begin / params.max_rows;
+  const int last_source = tile.source >= 0 ? tile.source : last_row / params.max_rows;
+  const int chunk_rows = static_cast<int>(schedule.chunk_rows);
+  for (int source = first_source; source <= last_source; ++source) {
+    const int begin = source * params.max_rows;
+    const int first = max(tile.begin - begin, 0);
+    const int last = min(last_row - begin, rows_of(params, source) - 1);
+    for (int chunk = first / chunk_rows; chunk <= last / chunk_rows; ++chunk) {
+      const int flag = schedule.flag(source, chunk) * params.num_panels + panel;
+      launch.wait_flag(flag, DeviceRole::compute, DeviceObject::chunk, source, chunk);
+    }
+  }
+  // TMA is another proxy than the loads that saw the flags.
+  ptx::fence_proxy_async_global();
+}
+
+template <class Config>
+__device__ __forceinline__ void produce(const RankLaunch& launch, MainloopStorage<Config>& smem,
+                                        const CudaParams& params) {
+  const ClusterPosition cluster = {0, 1};
+  const CUtensorMap* map_gathered = &params.map_gathered[launch.bank()];
+  ptx::prefetch_tensormap(&params.load.map_a);
+  ptx::prefetch_tensormap(&params.load.map_b);
+  ptx::prefetch_tensormap(map_gathered);
+  RankTileCursor tiles(params.tiles, blockIdx.x, params.tile_rows);
+  StageCursor<Config::NUM_STAGES> stages;
+  TileWork work;
+  while (tiles.next(&work, Config::BLOCK_M, [&](int position) { return rows_at(params, position); })) {
+    const SourceTile tile = source_tile<Config::BLOCK_M>(params, work);
+    const bool is_own = tile.source == params.comm.rank;
+    int next_wait = is_own ? work.k_end : 0;  // the first k-step of a panel not waited for
+    load_tile<Config>(smem, stages, params.load, is_own ? &params.load.map_a : map_gathered,
+                      is_own ? tile.first_row : tile.begin, work, cluster, [&](int k_step) {
+                        if (k_step < next_wait) return;
+                        wait_panel<Config::BLOCK_M>(launch, params, tile, k_step / params.panel_steps);
+                        next_wait = (k_step / params.panel_steps + 1) * params.panel_steps;
+                      });
+  }
+}
+
+// Pushes this rank's rows. Pieces in the order in which they are wanted: a panel, to the peer that is to
+// compute it first (the one before this rank), chunk by chunk.
+__device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaParams& params,
+                                          const CopyWarp& warp) {
+  const Schedule& schedule = params.schedule;
+  const int rank = params.comm.rank;
+  const int64_t rows = schedule.rows(rank);
+  const int num_chunks = schedule.chunks(rank);
+  const int pieces_per_chunk = static_cast<int>(ceil_div(schedule.chunk_rows, params.piece_rows));
+  const int first_position = params.merged ? 0 : 1;
+  const int num_positions = params.comm.nranks - first_position;
+  const int64_t panel_bytes = int64_t{params.panel_steps} * 128;
+  const int64_t pieces_per_peer = int64_t{num_chunks} * pieces_per_chunk;
+  const int64_t num_pieces = pieces_per_peer * num_positions * params.num_panels;
+#pragma unroll 1
+  for (int64_t idx = warp.index; idx < num_pieces; idx += warp.count) {
+    const int64_t peer_idx = idx / pieces_per_peer;
+    const int64_t piece_idx = idx - peer_idx * pieces_per_peer;
+    const int panel = static_cast<int>(peer_idx / num_positions);
+    const int position = static_cast<int>(peer_idx - int64_t{panel} * num_positions) + first_position;
+    const int chunk = static_cast<int>(piece_idx / pieces_per_chunk);
+    const int piece = static_cast<int>(piece_idx - int64_t{chunk} * pieces_per_chunk);
+    const int64_t chunk_rows = schedule.chunk_count(rank, chunk);
+    const int64_t first_row = int64_t{piece} * params.piece_rows;
+    if (first_row >= chunk_rows) continue;
+    const int peer = rank >= position ? rank - position : rank - position + params.comm.nranks;
+    const int64_t row = chunk * schedule.chunk_rows + first_row;
+    const int64_t column = panel * panel_bytes;
+    const int64_t pitch = static_cast<int64_t>(schedule.row_pitch());
+    copy_rows({launch.area(peer, schedule.area_offset(rank, chunk) + first_row * pitch + column),
+               params.a + row * params.a_pitch + column, pitch, params.a_pitch,
+               min_of(params.piece_rows, min_of(chunk_rows - first_row, rows - row)),
+               min_of(panel_bytes, static_cast<int64_t>(schedule.row_bytes()) - column)});
+    const int unit = (position * schedule.max_chunks + chunk) * params.num_panels + panel;
+    const auto expected = static_cast<uint32_t>(ceil_div(chunk_rows, params.piece_rows));
+    if (arrive(&params.comm.state->first_counts[unit], expected) && threadIdx.x % 32 == 0) {
+      launch.raise_flag(peer, schedule.flag(rank, chunk) * params.num_panels + panel);
+    }
+  }
+}
+
+// Brings all rows to the caller's gathered A.
+__device__ __forceinline__ void gather_rows(const RankLaunch& launch, const CudaParams& params,
+                                            const CopyWarp& warp) {
+  const Schedule& schedule = params.schedule;
+  const int pieces_per_chunk = static_cast<int>(ceil_div(schedule.chunk_rows, params.piece_rows));
+  const int64_t pieces_per_source = int64_t{schedule.max_chunks} * pieces_per_chunk;
+#pragma unroll 1
+  for (int64_t idx = warp.index; idx < pieces_per_source * params.comm.nranks; idx += warp.count) {
+    const int position = static_cast<int>(idx / pieces_per_source);
+    const int source = source_at(params, position);
+    const int64_t piece_idx = idx - position * pieces_per_source;
+    const int chunk = static_cast<int>(piece_idx / pieces_per_chunk);
+    const int64_t first_row = (piece_idx - int64_t{chunk} * pieces_per_chunk) * params.piece_rows;
+    const int64_t row = chunk * schedule.chunk_rows + first_row;  // of the source's
+    if (chunk >= schedule.chunks(source) || first_row >= schedule.chunk_count(source, chunk)) continue;
+    const int64_t pitch = static_cast<int64_t>(schedule.row_pitch());
+    const std::byte* from = params.a + row * params.a_pitch;
+    if (source != params.comm.rank) {
+      for (int panel = 0; panel < params.num_panels; ++panel) {
+        launch.wait_flag(schedule.flag(source, chunk) * params.num_panels + panel, DeviceRole::gather,
+                         DeviceObject::chunk, source, chunk);
+      }
+      from = launch.area(params.comm.rank, schedule.area_offset(source, chunk) + first_row * pitch);
+    }
+    copy_rows({params.a_gathered + (schedule.chunk_begin(source, chunk) + first_row) * params.a_gathered_pitch,
+               from, params.a_gathered_pitch, source == params.comm.rank ? params.a_pitch : pitch,
+               min_of(params.piece_rows, schedule.chunk_count(source, chunk) - first_row),
+               static_cast<int64_t>(schedule.row_bytes())});
+  }
+}
+
+template <class Config>
+__global__ void __launch_bounds__(Config::NUM_THREADS, 1)
+    allgather_gemm_kernel(const __grid_constant__ CudaParams params) {
+  extern __shared__ __align__(1024) uint8_t smem_bytes[];
+  RankGemmStorage<Config>& smem = *reinterpret_cast<RankGemmStorage<Config>*>(smem_bytes);
+  const RankLaunch launch(params.comm);
+  const ClusterPosition cluster = {0, 1};
+  if (threadIdx.x == 0) mainloop_init<Config>(smem.mainloop, cluster);
+  launch.begin_cta();
+  __syncthreads();
+  run_roles<Config>(
+      [&] { produce<Config>(launch, smem.mainloop, params); },
+      [&](const CopyWarp& warp) {
+        if (warp.is_first()) launch.enter();
+        push_rows(launch, params, warp);
+        if (warp.is_first()) launch.wait_entries();
+        if (params.a_gathered != nullptr) gather_rows(launch, params, warp);
+      },
+      [&](int warpgroup) {
+        RankTileCursor tiles(params.tiles, blockIdx.x, params.tile_rows);
+        consumer_role<Config>(
+            smem.mainloop, cluster, warpgroup,
+            [&](TileWork* work) {
+              return tiles.next(work, Config::BLOCK_M, [&](int position) { return rows_at(params, position); });
+            },
+            [&](const TileWork& work, int block, float(&accumulators)[Config::BLOCK_N / 2]) {
+              const SourceTile tile = source_tile<Config::BLOCK_M>(params, work);
+              const int warp = threadIdx.x / 32;
+              store_tile_rows(accumulators, params.epilogue, smem.epilogue[warp],
+                              tile.begin + block * 64 + warp % 4 * 16, tile.end, work.n_tile * Config::BLOCK_N);
+            });
+      });
+  launch.end_cta();
+}
+
+template <GemmTile TILE, class Element, bool B_TRANSPOSED>
+constexpr RankGemmKernel<CudaParams> cuda_kernel_entry() {
+  using Config = GemmConfig<TILE.block_m, TILE.block_n, TILE.ping_pong, Element, false, B_TRANSPOSED>;
+  static_assert(sizeof(RankGemmStorage<Config>) <= 227 * 1024);
+  return {allgather_gemm_kernel<Config>, Config::NUM_THREADS, sizeof(RankGemmStorage<Config>),
+          Config::STAGE_BYTES};
+}
+
+template <class Element>
+const CudaTable& cuda_kernel_table() {
+  static const CudaTable table = []<size_t... TILES>(std::index_sequence<TILES...>) {
+    return CudaTable{{{cuda_kernel_entry<RANK_GEMM_TILES[TILES], Element, false>(),
+                       cuda_kernel_entry<RANK_GEMM_TILES[TILES], Element, true>()}...}};
+  }
+  (std::make_index_sequence<NUM_RANK_GEMM_TILES>());
+  return table;
+}
+
+}  // namespace mk::allgather_gemm

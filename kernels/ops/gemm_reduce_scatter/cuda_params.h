@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: MIT
+// GEMM+ReduceScatter and GEMM+AllReduce on GPUs of one node: what their kernel is given.
+#pragma once
+
+#include "kernels/device/gemm_epilogue_params.h"
+#include "kernels/device/load_params.h"
+#include "kernels/device/rank_comm.h"
+#include "kernels/device/tile_scheduler.h"
+
+namespace mk::gemm_reduce_scatter {
+
+enum class Reduction : int {
+  scatter,   // an owner's rows are summed by the owner, and stay there
+  two_shot,  // and then pushed to all
+  one_shot,  // every rank gets every partial and sums all rows
+};
+
+struct CudaParams {
+  RankComm comm;
+  LoadParams load;
+  TileSchedule tiles;     // rows of tiles: those of one owner after another, tile_rows each
+  EpilogueParams output;  // C, bias
+  GemmType comm_type;
+  Reduction reduction;
+  int tile_rows;          // of an owner, at most
+  int m;                  // rows over all ranks
+  int max_rows;           // of an owner: what all but the last ones have
+  int num_chunks;         // of an owner, at most
+  int chunk_tiles;        // rows of tiles a chunk
+  int64_t slot_pitch;     // bytes a row
+  int64_t slot_bytes;     // a source
+  int first_flag;         // of partials: [source][chunk], or one-shot [source][tile]
+  int first_gather_flag;  // of finished chunks: [owner][chunk]
+  int64_t gather_begin;   // finished rows in the receive area
+  int64_t gather_pitch;
+  int piece_rows;  // two-shot: a copy warp's share, in rows
+};
+
+}  // namespace mk::gemm_reduce_scatter

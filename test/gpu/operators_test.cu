@@ -1,0 +1,347 @@
+// SPDX-License-Identifier: MIT
+// The GEMM operators between GPUs through the C interface: integer inputs whose every partial sum is
+// representable, compared to the last bit with a product of the naive kind; outputs poisoned, inputs new in
+// every launch.
+//
+//   operators_test [RANKS]     default: the number of GPUs, at least 2 (several ranks then share a GPU)
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "operators_job.h"
+
+namespace {
+
+using namespace operators;
+
+std::atomic<int> num_passed{0};
+std::atomic<int> num_failed{0};
+
+struct Case {
+  mk_operator_t op;
+  int64_t m, n, k;  // k: of the all-gather, or of each rank's slice
+  bool transposed = false;
+  mk_dtype_t dtype = MK_DTYPE_BF16;
+  mk_dtype_t out = MK_DTYPE_BF16;
+  bool accumulate = false;
+  bool bias = false;
+  bool gathered = false;
+  int tile_m = 0;
+  int tile_n = 0;
+  mk_algorithm_t algorithm = MK_ALGORITHM_AUTO;
+};
+
+// -1, 0 or 1, mostly 0, the same for everyone who asks for the same element.
+__device__ float element(uint32_t seed, int64_t row, int64_t column) {
+  uint64_t x = (static_cast<uint64_t>(row) << 32) ^ static_cast<uint64_t>(column) ^ (uint64_t{seed} << 20);
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
+  x = (x ^ x >> 27) * 0x94d049bb133111ebull;
+  const uint32_t bits = static_cast<uint32_t>(x >> 40);
+  return bits % 8 == 0 ? 1.0f : bits % 8 == 1 ? -1.0f : 0.0f;
+}
+
+template <class T>
+__device__ T rounded(float value) {
+  return static_cast<T>(value);
+}
+
+// What lies between `columns` and `ld` is poisoned.
+template <class T>
+__global__ void fill(T* to, int64_t rows, int64_t columns, int64_t ld, uint32_t seed, int64_t first_row,
+                     int64_t first_column) {
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < rows * ld;
+       i += gridDim.x * int64_t{blockDim.x}) {
+    const int64_t row = i / ld, column = i % ld;
+    to[i] = column < columns ? rounded<T>(element(seed, first_row + row, first_column + column))
+                             : rounded<T>(__int_as_float(0x7fc00000));
+  }
+}
+
+// B as [n, k]: the same elements, element(k, column).
+template <class T>
+__global__ void fill_transposed(T* to, int64_t n, int64_t k, int64_t ld, uint32_t seed, int64_t first_k,
+                                int64_t first_column) {
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < n * ld;
+       i += gridDim.x * int64_t{blockDim.x}) {
+    const int64_t row = i / ld, column = i % ld;
+    to[i] = column < k ? rounded<T>(element(seed, first_k + column, first_column + row))
+                       : rounded<T>(__int_as_float(0x7fc00000));
+  }
+}
+
+template <class T>
+__global__ void poison(T* to, int64_t count) {
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count;
+       i += gridDim.x * int64_t{blockDim.x})
+    to[i] = rounded<T>(__int_as_float(0x7fc00000));
+}
+
+constexpr uint32_t SEED_A = 1, SEED_B = 2, SEED_BIAS = 3, SEED_C = 4;
+
+struct Reference {
+  uint32_t seed;
+  int64_t rows, first_row, n, k_total;
+  int64_t b_first_column;  // the all-gather's B differs between ranks
+  bool accumulate, bias;
+  int64_t c_first_row;  // of the C that was there
+  uint32_t c_seed;
+};
+
+// Wrong elements of c, and anything but the poison behind a row's end.
+template <class T>
+__global__ void compare(const T* c, int64_t ldc, Reference ref, unsigned long long* wrong) {
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < ref.rows * ldc;
+       i += gridDim.x * int64_t{blockDim.x}) {
+    const int64_t row = i / ldc, column = i % ldc;
+    const float seen = static_cast<float>(c[i]);
+    bool right;
+    if (column >= ref.n) {
+      right = isnan(seen);
+    } else {
+      float sum = 0;
+      for (int64_t k = 0; k < ref.k_total; ++k) {
+        const float a = element(ref.seed + SEED_A, ref.first_row + row, k);
+        if (a != 0) sum += a * element(ref.seed + SEED_B, k, ref.b_first_column + column);
+      }
+      if (ref.bias) sum += element(ref.seed + SEED_BIAS, 0, ref.b_first_column + column);
+      if (ref.accumulate) sum += element(ref.c_seed, ref.c_first_row + row, column);
+      right = seen == sum;
+    }
+    if (!right) atomicAdd(wrong, 1ull);
+  }
+}
+
+template <class T>
+__global__ void compare_gathered(const T* gathered, int64_t ld, int64_t rows, int64_t k, uint32_t seed,
+                                 unsigned long long* wrong) {
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < rows * ld;
+       i += gridDim.x * int64_t{blockDim.x}) {
+    const int64_t row = i / ld, column = i % ld;
+    const float seen = static_cast<float>(gathered[i]);
+    if (!(column >= k ? isnan(seen) : seen == element(seed, row, column))) atomicAdd(wrong, 1ull);
+  }
+}
+
+int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
+
+template <class F>
+void with_type(mk_dtype_t type, F&& f) {
+  if (type == MK_DTYPE_BF16) f(__nv_bfloat16{});
+  if (type == MK_DTYPE_FP16) f(__half{});
+  if (type == MK_DTYPE_FP32) f(float{});
+}
+
+std::string describe(const Case& c, int nranks) {
+  const char* names[] = {"none", "allgather_gemm", "gemm_reduce_scatter", "gemm_allreduce"};
+  char text[256];
+  std::snprintf(text, sizeof text, "%s W=%d m=%lld n=%lld k=%lld%s %s->%d%s%s%s tile %dx%d algorithm %d",
+                names[c.op], nranks, static_cast<long long>(c.m), static_cast<long long>(c.n),
+                static_cast<long long>(c.k), c.transposed ? " NK" : "",
+                c.dtype == MK_DTYPE_FP16 ? "fp16" : "bf16", c.out, c.accumulate ? " accumulate" : "",
+                c.bias ? " bias" : "", c.gathered ? " gathered" : "", c.tile_m, c.tile_n, c.algorithm);
+  return text;
+}
+
+mk_status_t call(mk_comm_t comm, const Case& c, const mk_tuning_t& tuning, const void* a, int64_t lda,
+                 const void* b, int64_t ldb, void* out, int64_t ldc, const void* bias, void* gathered,
+                 int64_t ldg, cudaStream_t stream) {
+  const mk_layout_t layout = c.transposed ? MK_LAYOUT_NK : MK_LAYOUT_KN;
+  const auto fill_common = [&](auto& args) {
+    args.m = c.m, args.n = c.n, args.k = c.k;
+    args.dtype = c.dtype, args.out_dtype = c.out, args.b_layout = layout, args.accumulate = c.accumulate;
+    args.a = a, args.lda = lda, args.b = b, args.ldb = ldb, args.c = out, args.ldc = ldc;
+    args.bias = bias, args.tuning = &tuning;
+  };
+  if (c.op == MK_OPERATOR_ALLGATHER_GEMM) {
+    mk_allgather_gemm_args_t args = MK_ALLGATHER_GEMM_ARGS_INIT;
+    fill_common(args);
+    args.a_gathered = gathered, args.lda_gathered = ldg;
+    return mk_allgather_gemm(comm, &args, stream);
+  }
+  if (c.op == MK_OPERATOR_GEMM_REDUCE_SCATTER) {
+    mk_gemm_reduce_scatter_args_t args = MK_GEMM_REDUCE_SCATTER_ARGS_INIT;
+    fill_common(args);
+    return mk_gemm_reduce_scatter(comm, &args, stream);
+  }
+  mk_gemm_allreduce_args_t args = MK_GEMM_ALLREDUCE_ARGS_INIT;
+  fill_common(args);
+  return mk_gemm_allreduce(comm, &args, stream);
+}
+
+void run_case(Rank& rank, const Case& c, int launches) {
+  const bool gathers = c.op == MK_OPERATOR_ALLGATHER_GEMM;
+  const bool scatters = c.op == MK_OPERATOR_GEMM_REDUCE_SCATTER;
+  const int64_t per_rank = (c.m + rank.nranks - 1) / rank.nranks;
+  const int64_t begin = std::min(c.m, per_rank * rank.rank);
+  const int64_t own = std::min(c.m, begin + per_rank) - begin;
+  const int64_t a_rows = gathers ? own : c.m;
+  const int64_t c_rows = scatters ? own : c.m;
+  const int64_t lda = round_up(c.k, 8) + 8, ldb = round_up(c.transposed ? c.k : c.n, 8) + 16;
+  const int64_t ldc = round_up(c.n, 8) + 8, ldg = round_up(c.k, 8) + 16;
+  const int64_t b_rows = c.transposed ? c.n : c.k;
+  Buffer a(a_rows * lda * 2), b(b_rows * ldb * 2), out(c_rows * ldc * 4), gathered(c.m * ldg * 2),
+      bias(c.n * 4);
+  Buffer wrong(8);
+  mk_tuning_t tuning = MK_TUNING_INIT;
+  tuning.tile_m = c.tile_m, tuning.tile_n = c.tile_n, tuning.algorithm = c.algorithm;
+  mk_gemm_maxima_t maxima = MK_GEMM_MAXIMA_INIT;
+  maxima.m = c.m, maxima.n = c.n, maxima.k = c.k, maxima.dtype = c.dtype, maxima.out_dtype = c.out;
+  maxima.tuning = &tuning;
+  const auto prepare = gathers    ? mk_allgather_gemm_prepare
+                       : scatters ? mk_gemm_reduce_scatter_prepare
+                                  : mk_gemm_allreduce_prepare;
+  require(prepare(rank.comm, &maxima), describe(c, rank.nranks).c_str(), rank.comm);
+  // The all-gather's ranks have different B; the reductions' different slices of the inner dimension.
+  const int64_t k_begin = gathers ? 0 : c.k * rank.rank;
+  const int64_t column_begin = gathers ? 1000 * rank.rank : 0;
+  if (rank.rank == 0 && std::getenv("VERBOSE") != nullptr) {
+    std::printf("%s\n", describe(c, rank.nranks).c_str());
+    std::fflush(stdout);
+  }
+  unsigned long long total = 0;
+  for (int turn = 0; turn < launches; ++turn) {
+    const uint32_t seed = 1000 * turn + 17 * c.op;
+    const uint32_t c_seed = seed + SEED_C + 100 * (scatters || gathers ? rank.rank : 0);
+    with_type(c.dtype, [&](auto type) {
+      using T = decltype(type);
+      fill<<<256, 256, 0, rank.stream>>>(static_cast<T*>(a.data), a_rows, c.k, lda, seed + SEED_A,
+                                         gathers ? begin : 0, k_begin);
+      fill<<<256, 256, 0, rank.stream>>>(static_cast<T*>(bias.data), 1, c.n, c.n, seed + SEED_BIAS, 0,
+                                         column_begin);
+      poison<<<256, 256, 0, rank.stream>>>(static_cast<T*>(gathered.data), c.m * ldg);
+    });
+    with_type(c.dtype, [&](auto type) {
+      using T = decltype(type);
+      if (!c.transposed) {
+        fill<<<256, 256, 0, rank.stream>>>(static_cast<T*>(b.data), c.k, c.n, ldb, seed + SEED_B, k_begin,
+                                           column_begin);
+      } else {
+        fill_transposed<<<256, 256, 0, rank.stream>>>(static_cast<T*>(b.data), c.n, c.k, ldb, seed + SEED_B,
+                                                      k_begin, column_begin);
+      }
+    });
+    with_type(c.out, [&](auto type) {
+      using T = decltype(type);
+      if (c.accumulate) {
+        fill<<<256, 256, 0, rank.stream>>>(static_cast<T*>(out.data), c_rows, c.n, ldc, c_seed,
+                                           scatters ? begin : 0, 0);
+      } else {
+        poison<<<256, 256, 0, rank.stream>>>(static_cast<T*>(out.data), c_rows * ldc);
+      }
+    });
+    require_cuda(cudaMemsetAsync(wrong.data, 0, 8, rank.stream), "cudaMemset");
+    require_cuda(cudaStreamSynchronize(rank.stream), "filling");
+    rank.meet();  // on a shared GPU nothing of the test's runs beside the operators
+    require(call(rank.comm, c, tuning, a.data, lda, b.data, ldb, out.data, ldc, c.bias ? bias.data : nullptr,
+                 c.gathered ? gathered.data : nullptr, ldg, rank.stream),
+            describe(c, rank.nranks).c_str(), rank.comm);
+    rank.synchronize();
+    rank.meet();
+    const Reference ref = {seed,
+                           c_rows,
+                           gathers || !scatters ? 0 : begin,
+                           c.n,
+                           gathers ? c.k : c.k * rank.nranks,
+                           column_begin,
+                           c.accumulate,
+                           c.bias,
+                           scatters ? begin : 0,
+                           c_seed};
+    with_type(c.out, [&](auto type) {
+      using T = decltype(type);
+      compare<<<512, 256, 0, rank.stream>>>(static_cast<const T*>(out.data), ldc, ref,
+                                            static_cast<unsigned long long*>(wrong.data));
+    });
+    if (c.gathered) {
+      with_type(c.dtype, [&](auto type) {
+        using T = decltype(type);
+        compare_gathered<<<256, 256, 0, rank.stream>>>(static_cast<const T*>(gathered.data), ldg, c.m, c.k,
+                                                       seed + SEED_A,
+                                                       static_cast<unsigned long long*>(wrong.data));
+      });
+    }
+    unsigned long long count = 0;
+    require_cuda(cudaMemcpyAsync(&count, wrong.data, 8, cudaMemcpyDeviceToHost, rank.stream), "cudaMemcpy");
+    require_cuda(cudaStreamSynchronize(rank.stream), "comparing");
+    total += count;
+    rank.meet();
+  }
+  total == 0 ? ++num_passed : ++num_failed;
+  if (total > 0) {
+    std::printf("FAILED: rank %d: %llu wrong: %s\n", rank.rank, total, describe(c, rank.nranks).c_str());
+    std::fflush(stdout);
+  }
+}
+
+std::vector<Case> make_cases() {
+  std::vector<Case> cases;
+  const mk_operator_t ops[] = {MK_OPERATOR_ALLGATHER_GEMM, MK_OPERATOR_GEMM_REDUCE_SCATTER,
+                               MK_OPERATOR_GEMM_ALLREDUCE};
+  for (const mk_operator_t op : ops) {
+    const int64_t shapes[][3] = {{512, 512, 256}, {1024, 768, 512}, {1000, 520, 328}, {130, 264, 72},
+                                 {16, 512, 512},  {1, 128, 64},     {3, 24, 8},       {2048, 1024, 512},
+                                 {600, 8, 1000},  {777, 1031, 77},  {0, 64, 64},      {64, 0, 64},
+                                 {64, 64, 0},     {7000, 256, 128}};
+    for (const auto& shape : shapes) {
+      cases.push_back({op, shape[0], shape[1], shape[2]});
+      cases.push_back({op, shape[0], shape[1], shape[2], true, MK_DTYPE_FP16, MK_DTYPE_FP32, true, true, true});
+    }
+    for (const auto& tile :
+         {std::pair{128, 256}, std::pair{128, 160}, std::pair{128, 128}, std::pair{64, 128}}) {
+      cases.push_back({op, 1100, 1000, 320, false, MK_DTYPE_BF16, MK_DTYPE_BF16, false, true, true, tile.first,
+                       tile.second});
+      cases.push_back({op, 1100, 1000, 320, true, MK_DTYPE_FP16, MK_DTYPE_FP16, true, false, false, tile.first,
+                       tile.second});
+      cases.push_back(
+          {op, 300, 333, 100, false, MK_DTYPE_BF16, MK_DTYPE_FP32, true, true, true, tile.first, tile.second});
+    }
+  }
+  for (const mk_algorithm_t algorithm : {MK_ALGORITHM_ONE_SHOT, MK_ALGORITHM_TWO_SHOT}) {
+    for (const int64_t m : {5, 64, 200, 700}) {
+      cases.push_back({MK_OPERATOR_GEMM_ALLREDUCE, m, 1056, 192, false, MK_DTYPE_BF16, MK_DTYPE_BF16, false,
+                       true, false, 0, 0, algorithm});
+      cases.push_back({MK_OPERATOR_GEMM_ALLREDUCE, m, 250, 192, true, MK_DTYPE_BF16, MK_DTYPE_FP32, true, false,
+                       false, 0, 0, algorithm});
+    }
+  }
+  return cases;
+}
+
+// 1,000 launches in a row without the host in between; the last is checked.
+void run_back_to_back(Rank& rank) {
+  for (const mk_operator_t op :
+       {MK_OPERATOR_ALLGATHER_GEMM, MK_OPERATOR_GEMM_REDUCE_SCATTER, MK_OPERATOR_GEMM_ALLREDUCE}) {
+    const Case c = {op, 384, 256, 128};
+    Buffer a(384 * 128 * 2), b(128 * 256 * 2), out(384 * 256 * 2);
+    require_cuda(cudaMemset(a.data, 0, a.bytes), "cudaMemset");
+    require_cuda(cudaMemset(b.data, 0, b.bytes), "cudaMemset");
+    rank.meet();
+    const mk_tuning_t tuning = MK_TUNING_INIT;
+    for (int i = 0; i < 1000; ++i) {
+      require(
+          call(rank.comm, c, tuning, a.data, 128, b.data, 256, out.data, 256, nullptr, nullptr, 0, rank.stream),
+          "back to back", rank.comm);
+    }
+    rank.synchronize();
+    rank.meet();
+    run_case(rank, c, 2);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  int num_devices = 0;
+  if (cudaGetDeviceCount(&num_devices) != cudaSuccess || num_devices == 0) return 77;
+  const int nranks = argc > 1 ? std::atoi(argv[1]) : std::max(2, num_devices);
+  const std::vector<Case> cases = make_cases();
+  run_ranks(nranks, [&](Rank& rank) {
+    for (const Case& c : cases) run_case(rank, c, 2);
+    run_back_to_back(rank);
+  });
+  std::printf("%d ranks on %d GPUs: %d passed, %d failed\n", nranks, num_devices, num_passed.load(),
+              num_failed.load());
+  return num_failed > 0 ? 1 : 0;
+}
