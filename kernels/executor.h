@@ -99,8 +99,8 @@ class Executor {
 };
 
 Result<std::unique_ptr<Executor>> make_host_executor(ExecutorContext context, Deadline deadline);
-// What tells the GPU that a rank would use (`ordinal`; -1: the current one) from others of its host; empty where there
-// is none that the library can use.
+// What tells the GPU that a rank would use (`ordinal`; -1: the current one) from others of its host; empty
+// where there is none that the library can use.
 std::string cuda_device_identity(int ordinal);
 // MK_ERROR_UNSUPPORTED with the reason when the library was built without CUDA, or the machine has no usable
 // GPU.
