@@ -31,11 +31,15 @@ struct CopyWarp {
 // warps, consume(warpgroup) on the consumer warpgroups.
 template <class Config, class Produce, class Copy, class Consume>
 __device__ __forceinline__ void run_roles(Produce&& produce, Copy&& copy, Consume&& consume) {
-  // 65,536 registers: 224 for each of 256 consumer threads, 64 for each of the other 128.
+  // A CTA keeps what it was launched with, 168 for each of 384 threads: what the producer's warpgroup gives
+  // back is what the consumers can get, and an increase beyond it would wait for ever.
+  constexpr int NUM_PRODUCER_REGISTERS = 56;
+  constexpr int NUM_CONSUMER_REGISTERS = 224;
+  static_assert(128 * (168 - NUM_PRODUCER_REGISTERS) >= 256 * (NUM_CONSUMER_REGISTERS - 168));
   constexpr bool DEAL_REGISTERS = Config::NUM_CONSUMER_WARPGROUPS > 1;
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
   if (warpgroup == Config::NUM_CONSUMER_WARPGROUPS) {
-    if constexpr (DEAL_REGISTERS) ptx::setmaxnreg_dec<64>();
+    if constexpr (DEAL_REGISTERS) ptx::setmaxnreg_dec<NUM_PRODUCER_REGISTERS>();
     const int warp = __shfl_sync(~0u, threadIdx.x % 128 / 32, 0);
     if (warp == 0) {
       if (threadIdx.x % 32 == 0) produce();
@@ -45,7 +49,7 @@ __device__ __forceinline__ void run_roles(Produce&& produce, Copy&& copy, Consum
                     static_cast<int>(gridDim.x) * NUM_COPY_WARPS});
     }
   } else {
-    if constexpr (DEAL_REGISTERS) ptx::setmaxnreg_inc<224>();
+    if constexpr (DEAL_REGISTERS) ptx::setmaxnreg_inc<NUM_CONSUMER_REGISTERS>();
     consume(warpgroup);
   }
 }
