@@ -289,7 +289,7 @@ void Builder<Op>::overlaps() {
 template <class Op>
 void Builder<Op>::wgrad() {
   const auto in_mode = [this](const char* name, std::vector<std::string> says, auto change) {
-    launch(name, kInvalid, std::move(says), [change](Args& args) {
+    this->launch(name, kInvalid, std::move(says), [change](Args& args) {
       args.mode = MK_ALLGATHER_WGRAD;
       args.lda = 16, args.ldb = 24, args.ldc = 16;
       change(args);
