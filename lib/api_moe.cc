@@ -6,15 +6,6 @@
 namespace mk::api {
 namespace {
 
-template <class Arguments>
-ReadCall read_sizes(const Arguments* args) {
-  return [args](const Communicator&) { return any_call(to_call(args)); };
-}
-
-ReadCall read_maxima(mk_operator_t op, const mk_moe_maxima_t* maxima) {
-  return [op, maxima](const Communicator&) { return any_call(to_call(op, maxima)); };
-}
-
 // A combine cannot prepare itself: of what it needs, the capacity, it has only what the record says, and that
 // is rank-local and perhaps not written yet.
 Status check_prepared(Communicator& communicator, const MoeCall& call) {
@@ -28,15 +19,10 @@ Status check_prepared(Communicator& communicator, const MoeCall& call) {
              sizes_of(call).c_str()));
 }
 
-template <class Arguments>
-ReadCall read_checked(const Arguments* args) {
-  return [args](Communicator& communicator) -> Result<OperatorCall> {
-    const Result<MoeCall> call = to_call(args);
-    if (!call.ok()) return call.status();
-    MK_RETURN_IF_ERROR(check_buffers(call.value(), communicator.rank(), communicator.nranks()));
-    MK_RETURN_IF_ERROR(check_prepared(communicator, call.value()));
-    return any_call(call);
-  };
+Result<OperatorCall> checked_moe_call(Communicator& communicator, const Result<MoeCall>& call) {
+  Result<OperatorCall> checked = checked_call(communicator, call);
+  if (checked.ok()) MK_RETURN_IF_ERROR(check_prepared(communicator, call.value()));
+  return checked;
 }
 
 }  // namespace
@@ -44,21 +30,6 @@ ReadCall read_checked(const Arguments* args) {
 
 using namespace mk;
 using namespace mk::api;
-
-// One operator: its four functions.
-#define MK_MOE_OPERATOR(name, operator_id)                                                                 \
-  mk_status_t mk_##name##_prepare(mk_comm_t comm, const mk_moe_maxima_t* maxima) {                         \
-    return prepare(comm, "mk_" #name "_prepare", any_call(to_call(operator_id, maxima)));                  \
-  }                                                                                                        \
-  mk_status_t mk_##name##_workspace_bytes(mk_comm_t comm, const mk_moe_maxima_t* maxima, size_t* bytes) {  \
-    return workspace_bytes(comm, "mk_" #name "_workspace_bytes", read_maxima(operator_id, maxima), bytes); \
-  }                                                                                                        \
-  mk_status_t mk_##name##_plan(mk_comm_t comm, const mk_##name##_args_t* args, mk_plan_t* plan_out) {      \
-    return plan(comm, "mk_" #name "_plan", read_sizes(args), plan_out);                                    \
-  }                                                                                                        \
-  mk_status_t mk_##name(mk_comm_t comm, const mk_##name##_args_t* args, mk_stream_t stream) {              \
-    return launch(comm, "mk_" #name, read_checked(args), stream);                                          \
-  }
 
 extern "C" {
 
@@ -72,7 +43,7 @@ mk_status_t mk_moe_routing_bytes(const mk_moe_maxima_t* maxima, int nranks, size
   return finish(needed.status());
 }
 
-MK_MOE_OPERATOR(moe_dispatch_gemm, MK_OPERATOR_MOE_DISPATCH_GEMM)
-MK_MOE_OPERATOR(moe_gemm_combine, MK_OPERATOR_MOE_GEMM_COMBINE)
+MK_OPERATOR_FUNCTIONS(moe_dispatch_gemm, MK_OPERATOR_MOE_DISPATCH_GEMM, mk_moe_maxima_t, checked_moe_call)
+MK_OPERATOR_FUNCTIONS(moe_gemm_combine, MK_OPERATOR_MOE_GEMM_COMBINE, mk_moe_maxima_t, checked_moe_call)
 
 }  // extern "C"

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "kernels/cuda/cuda_error.h"
+#include "kernels/cuda/gemm_type.h"
 #include "kernels/cuda/rank_gemm_launch.h"
 #include "kernels/cuda/rank_gemm_plan.h"
 #include "kernels/device/gemm_partials_layout.h"
@@ -15,10 +16,6 @@
 
 namespace mk {
 namespace {
-
-constexpr GemmType gemm_type(mk_dtype_t dtype) {
-  return dtype == MK_DTYPE_FP32 ? GemmType::fp32 : dtype == MK_DTYPE_FP16 ? GemmType::fp16 : GemmType::bf16;
-}
 
 GemmShape shape_of(const GemmCall& call) {
   GemmShape shape;

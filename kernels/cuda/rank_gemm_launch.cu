@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/gemm_type.h"
 #include "kernels/gemm/tensor_map.h"
 #include "kernels/ops/allgather_gemm/cuda_kernel.cuh"
 #include "kernels/ops/gemm_reduce_scatter/cuda_kernel.cuh"
@@ -14,10 +15,6 @@ namespace {
 
 // A copy warp's share of a chunk: large enough that an arrival (about 1 us) is rare beside it.
 constexpr int64_t PIECE_BYTES = 16 << 10;
-
-GemmType gemm_type(mk_dtype_t dtype) {
-  return dtype == MK_DTYPE_FP32 ? GemmType::fp32 : dtype == MK_DTYPE_FP16 ? GemmType::fp16 : GemmType::bf16;
-}
 
 int piece_rows(int64_t row_bytes) {
   return static_cast<int>(std::clamp<int64_t>(PIECE_BYTES / std::max<int64_t>(1, row_bytes), 1, 128));

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/gemm_type.h"
 #include "kernels/device/rank_gemm_tiles.h"
 #include "kernels/protocol.h"
 
@@ -21,10 +22,6 @@ constexpr int MAX_PANELS = 8;
 constexpr int MIN_PANEL_STEPS = 4;
 // What two more hops cost, in bytes on the link: beyond it, an all-reduce goes by way of owners.
 constexpr int64_t ONE_SHOT_EXTRA_BYTES = 1500000;
-
-GemmType gemm_type(mk_dtype_t dtype) {
-  return dtype == MK_DTYPE_FP32 ? GemmType::fp32 : dtype == MK_DTYPE_FP16 ? GemmType::fp16 : GemmType::bf16;
-}
 
 // The tile for `rows` rows (whole ranks'), by the model of the plain product.
 GemmPlan choose_tile(const GemmCall& call, int64_t rows_of_rank, int num_owners, int64_t k, int num_sms) {
