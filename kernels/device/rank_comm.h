@@ -54,11 +54,9 @@ struct HostMailbox {
 struct LaunchState {
   uint64_t epoch;          // launches completed
   uint64_t entered_epoch;  // the last launch that all ranks have entered
-  uint64_t entered_ns;
-  uint32_t running;     // CTAs inside, of a launch; 0 between launches
-  uint32_t num_exited;  // CTAs of this launch that are done
-  uint32_t failed;      // this launch has reported an error: waits end
-  uint32_t num_mismatches;
+  uint32_t running;        // CTAs inside, of a launch; 0 between launches
+  uint32_t num_exited;     // CTAs of this launch that are done
+  uint32_t failed;         // this launch has reported an error: waits end
   // Arrivals of a chunk's pieces; the last to arrive raises the chunk's flag and puts the count back to 0.
   uint32_t first_counts[kFlagsPerBank];
   uint32_t second_counts[kFlagsPerBank];

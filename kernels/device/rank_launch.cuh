@@ -14,7 +14,6 @@ class RankLaunch {
   __device__ explicit RankLaunch(const RankComm& comm)
       : comm_(comm), epoch_(ptx::ld_relaxed_sys(&comm.state->epoch) + 1) {}
 
-  __device__ const RankComm& comm() const { return comm_; }
   __device__ uint64_t epoch() const { return epoch_; }
   __device__ int bank() const { return bank_of(epoch_); }
 
@@ -153,7 +152,6 @@ __device__ inline void RankLaunch::wait_entries() const {
   }
   __syncwarp();
   if (threadIdx.x % 32 == 0) {
-    comm_.state->entered_ns = ptx::globaltimer();
     ptx::st_release_sys(&comm_.state->entered_epoch, epoch_);
   }
   __syncwarp();

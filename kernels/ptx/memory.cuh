@@ -76,11 +76,6 @@ __device__ __forceinline__ uint32_t atom_acq_rel_gpu_add(uint32_t* address, uint
   return before;
 }
 
-// PTX ISA: prefetch, `.L2`
-__device__ __forceinline__ void prefetch_global_l2(const void* address) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
-}
-
 // PTX ISA: ld, `.cg` (cached in L2 only) and `.v4`
 __device__ __forceinline__ float4 ld_global_cg_v4(const float4* address) {
   float4 value;

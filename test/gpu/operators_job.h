@@ -37,7 +37,6 @@ struct Rank {
   int rank;
   int nranks;
   int device;
-  bool shares_gpu;
   mk_comm_t comm;
   mk_comm_t alone;  // a communicator of this rank only: the plain product
   cudaStream_t stream;
@@ -60,7 +59,7 @@ inline void run_ranks(int nranks, const std::function<void(Rank&)>& body) {
   std::vector<std::thread> threads;
   for (int r = 0; r < nranks; ++r) {
     threads.emplace_back([&, r] {
-      Rank rank{r, nranks, r % num_devices, ranks_per_device > 1, nullptr, nullptr, nullptr, meeting};
+      Rank rank{r, nranks, r % num_devices, nullptr, nullptr, nullptr, meeting};
       require_cuda(cudaSetDevice(rank.device), "cudaSetDevice");
       int sms = 0;
       require_cuda(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, rank.device), "attribute");
