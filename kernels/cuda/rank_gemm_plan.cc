@@ -105,7 +105,7 @@ Status plan_reduction(const GemmCall& call, int rank, int nranks, int num_sms, R
   to.reduction = one_shot ? Reduction::one_shot : reduces_all ? Reduction::two_shot : Reduction::scatter;
   to.num_owners = one_shot ? 1 : nranks;
   const int64_t rows = one_shot ? call.m : max_rows;
-  // One-shot flags stand for tiles, so the tile may not depend on k, which each rank has its own.
+  // One-shot flags stand for 64 rows of a tile, so the tile may not depend on k, which each rank has its own.
   to.gemm = choose_tile(call, rows, to.num_owners, one_shot ? 4096 : call.k, num_sms);
   to.tile_rows = static_cast<int>(ceil_div(rows, to.gemm.block_m));
   to.slot_pitch = round_up(call.n * element_bytes(call.comm_dtype), 16);
@@ -123,8 +123,9 @@ Status plan_reduction(const GemmCall& call, int rank, int nranks, int num_sms, R
   to.plan.algorithm = one_shot      ? MK_ALGORITHM_ONE_SHOT
                       : reduces_all ? MK_ALGORITHM_TWO_SHOT
                                     : MK_ALGORITHM_AUTO;
-  const int64_t tiles = int64_t{to.tile_rows} * ceil_div(std::max<int64_t>(call.n, 1), to.gemm.block_n);
-  const int64_t flags = nranks * (one_shot ? tiles : to.plan.num_chunks * (reduces_all ? 2 : 1));
+  const int64_t blocks = int64_t{to.tile_rows} * (to.gemm.block_m / 64) *
+                         ceil_div(std::max<int64_t>(call.n, 1), std::max(1, to.gemm.block_n));
+  const int64_t flags = nranks * (one_shot ? blocks : to.plan.num_chunks * (reduces_all ? 2 : 1));
   if (flags > kFlagsPerBank) return too_many_flags(call, flags);
   const int64_t row_bytes = call.n * element_bytes(call.comm_dtype);
   const int64_t own_rows = rows_count(call.m, nranks, rank);

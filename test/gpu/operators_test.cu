@@ -254,7 +254,7 @@ void run_case(Rank& rank, const Case& c, int launches) {
       compare<<<512, 256, 0, rank.stream>>>(static_cast<const T*>(out.data), ldc, ref,
                                             static_cast<unsigned long long*>(wrong.data));
     });
-    if (c.gathered) {
+    if (c.gathered && gathers) {
       with_type(c.dtype, [&](auto type) {
         using T = decltype(type);
         compare_gathered<<<256, 256, 0, rank.stream>>>(static_cast<const T*>(gathered.data), ldg, c.m, c.k,

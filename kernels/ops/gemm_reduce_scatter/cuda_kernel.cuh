@@ -47,7 +47,9 @@ __device__ __forceinline__ void produce(MainloopStorage<Config>& smem, const Cud
   }
 }
 
-// What one flag of partials stands for: a chunk of an owner's rows, or, one-shot, a tile.
+// What one flag of partials stands for: a chunk of an owner's rows, or, one-shot, 64 rows of a tile. A
+// warpgroup that waits for the peers' rows in one-shot has pushed just as many, so a flag may not stand for
+// more.
 struct PartialUnit {
   int index;
   uint32_t arrivals;  // 16 rows of a tile each
@@ -55,18 +57,22 @@ struct PartialUnit {
 
 template <class Config>
 __device__ __forceinline__ PartialUnit partial_unit(const CudaParams& params, const TileWork& work, int owner,
-                                                    int tile_index) {
+                                                    int tile_index, int block) {
   constexpr uint32_t ARRIVALS_PER_TILE = Config::BLOCK_M / 16;
-  if (params.reduction == Reduction::one_shot)
-    return {work.m_tile * params.tiles.num_n_tiles + work.n_tile, ARRIVALS_PER_TILE};
+  if (params.reduction == Reduction::one_shot) {
+    const int row_block = work.m_tile * (Config::BLOCK_M / 64) + block;
+    return {row_block * params.tiles.num_n_tiles + work.n_tile, 4};
+  }
   const int chunk = tile_index / params.chunk_tiles;
   const int tiles = (rows_of(params, owner) + Config::BLOCK_M - 1) / Config::BLOCK_M;
   const int tiles_of_chunk = min(params.chunk_tiles, tiles - chunk * params.chunk_tiles);
   return {chunk, static_cast<uint32_t>(tiles_of_chunk) * params.tiles.num_n_tiles * ARRIVALS_PER_TILE};
 }
 
+template <class Config>
 __device__ __forceinline__ int units_per_source(const CudaParams& params) {
-  return params.reduction == Reduction::one_shot ? params.tiles.num_tiles() : params.num_chunks;
+  return params.reduction == Reduction::one_shot ? params.tiles.num_tiles() * (Config::BLOCK_M / 64)
+                                                 : params.num_chunks;
 }
 
 // Pushes a partial into this rank's slot at `to`.
@@ -96,8 +102,8 @@ __device__ __forceinline__ void finish_block(const RankLaunch& launch, const Cud
   const int row = tile.index * Config::BLOCK_M + block * 64 + threadIdx.x / 32 % 4 * 16;
   const int row_end = rows_of(params, owner);
   const int column = work.n_tile * Config::BLOCK_N;
-  const PartialUnit unit = partial_unit<Config>(params, work, owner, tile.index);
-  const int units = units_per_source(params);
+  const PartialUnit unit = partial_unit<Config>(params, work, owner, tile.index, block);
+  const int units = units_per_source<Config>(params);
   const int own_flag = params.first_flag + rank * units + unit.index;
   uint32_t* counts = params.comm.state->first_counts;
   if (owner != rank) {

@@ -29,7 +29,7 @@ struct CudaParams {
   int chunk_tiles;        // rows of tiles a chunk
   int64_t slot_pitch;     // bytes a row
   int64_t slot_bytes;     // a source
-  int first_flag;         // of partials: [source][chunk], or one-shot [source][tile]
+  int first_flag;         // of partials: [source][chunk], or one-shot [source][64 rows of a tile]
   int first_gather_flag;  // of finished chunks: [owner][chunk]
   int64_t gather_begin;   // finished rows in the receive area
   int64_t gather_pitch;
