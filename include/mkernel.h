@@ -352,6 +352,34 @@ typedef struct mk_flight_entry {
 MK_API mk_status_t mk_comm_get_flight_record(mk_comm_t comm, mk_flight_entry_t *entries, size_t capacity,
                                              size_t *count);
 
+/* ----------------------------------------------------------------- traces */
+
+typedef struct mk_trace_config {
+  size_t struct_size;
+  int64_t max_spans;      /* kept of each row, at most 2^20; further ones are counted only. 0: 65 536 on the host
+                             executor, 2 048 on CUDA, where a span is 32 bytes and a CTA has 8 rows */
+} mk_trace_config_t;
+#define MK_TRACE_CONFIG_INIT {sizeof(mk_trace_config_t), 0}
+
+/* Records what the launches of this rank do from now on: a row for each thread (host executor) or each role of a
+ * CTA, with spans for waiting, loading, computing, storing, copying, sending and reducing; docs/tracing.md. Not
+ * host-collective: a rank traces itself, and need not when others do. config may be NULL. The memory of a trace does
+ * not count towards max_workspace_bytes; on CUDA it is kept until mk_comm_destroy, and a captured graph records
+ * in its replays if it was captured between start and stop. May be called while streams are captured. Launches
+ * enqueued before may be recorded in part.
+ * MK_ERROR_INVALID_ARGUMENT: a trace is under way, or a bad config field. MK_ERROR_OUT_OF_MEMORY, _UNSUPPORTED,
+ *   _CUDA, _INVALID_HANDLE, _BUSY; the error that ended the communicator. */
+MK_API mk_status_t mk_trace_start(mk_comm_t comm, const mk_trace_config_t *config);
+
+/* Waits for the work enqueued on comm, as mk_comm_synchronize does for all streams (graphs that the caller replays he
+ * has waited for himself), ends the trace and writes it to `path` as JSON of the Trace Event Format, for Perfetto or
+ * chrome://tracing; an existing file is replaced. path NULL: the trace is thrown away. Process and thread of an
+ * event are rank and row; times are microseconds of a clock that the ranks of a host share. Works after an error that
+ * ended the communicator, too. On failure the trace goes on: call again with another path, or NULL.
+ * MK_ERROR_INVALID_ARGUMENT: no trace was started, or path cannot be opened for writing. MK_ERROR_SYSTEM: writing
+ *   failed, e.g. the disk is full. MK_ERROR_OUT_OF_MEMORY, _CUDA, _INVALID_HANDLE, _BUSY. */
+MK_API mk_status_t mk_trace_stop(mk_comm_t comm, const char *path);
+
 /* ------------------------------------------------------- symmetric memory */
 
 /* Allocates `bytes` (the same on every rank) of memory that ranks of a node can write to directly: where

@@ -11,6 +11,7 @@
 #include "../lib/exchange.h"
 #include "../lib/topology.h"
 #include "operator_call.h"
+#include "trace.h"
 
 namespace mk {
 
@@ -89,6 +90,11 @@ class Executor {
   virtual void rebase_signals() = 0;  // what has arrived so far belongs to the past
 
   virtual size_t flight_record(mk_flight_entry_t* entries, size_t capacity) const = 0;
+  // Records launches from now on, at most max_spans spans a track (0: the executor's choice).
+  virtual Status start_trace(int64_t max_spans) = 0;
+  // Waits for what was enqueued, as synchronize does, and returns what was recorded. Recording goes on.
+  virtual Result<Trace> collect_trace() = 0;
+  virtual void stop_trace() = 0;
   // Wakes waiting roles so that they look at the abort token, or at peek(). Any thread.
   virtual void wake() = 0;
   // After the abort token is raised: waits until nothing runs, false when `deadline` passed first.

@@ -60,6 +60,9 @@ class Communicator {
   mk_async_error_t async_error() const;
   Status clear_async_error();
   size_t flight_record(mk_flight_entry_t* entries, size_t capacity) const;
+  Status start_trace(int64_t max_spans);
+  // `path` null: throws the trace away.
+  Status stop_trace(const char* path);
   void set_last_error(const std::string& sentence);
   std::string last_error() const;
 
@@ -129,6 +132,7 @@ class Communicator {
   const uint64_t instance_;  // of this process' communicators
   uint32_t last_memory_handle_ = 0;
   int32_t prepared_bits_ = 0;
+  bool tracing_ = false;
 
   mutable std::mutex error_mutex_;
   mk_async_error_t async_error_ = MK_ASYNC_ERROR_INIT;

@@ -246,6 +246,14 @@ Status CudaExecutor::synchronize(mk_stream_t stream) {
   return status;
 }
 
+Status CudaExecutor::start_trace(int64_t) {
+  return Status(MK_ERROR_UNSUPPORTED, "mk_trace_start: traces are not built for GPUs yet; use MK_DEVICE_HOST");
+}
+
+Result<Trace> CudaExecutor::collect_trace() { return Trace{}; }
+
+void CudaExecutor::stop_trace() {}
+
 void CudaExecutor::wake() {
   if (rank_ && context_.abort.raised()) rank_->set_abort();
 }

@@ -41,6 +41,9 @@ class CudaExecutor : public Executor {
   size_t flight_record(mk_flight_entry_t* entries, size_t capacity) const override {
     return rank_ ? rank_->flight_record(entries, capacity) : flight_.copy(entries, capacity);
   }
+  Status start_trace(int64_t max_spans) override;
+  Result<Trace> collect_trace() override;
+  void stop_trace() override;
   void wake() override;
   bool wait_idle(Deadline deadline) override;
 

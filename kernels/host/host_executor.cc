@@ -2,6 +2,7 @@
 #include "host_executor.h"
 
 #include <algorithm>
+#include <map>
 #include <system_error>
 
 namespace mk {
@@ -123,6 +124,24 @@ void HostExecutor::rebase_signals() {
   if (rank_->endpoint()) rank_->rebase_signals();
 }
 
+Status HostExecutor::start_trace(int64_t max_spans) {
+  constexpr int64_t kDefaultSpans = 65536;
+  trace_ = std::make_unique<HostTrace>(static_cast<size_t>(max_spans > 0 ? max_spans : kDefaultSpans));
+  running_trace_.store(trace_.get(), std::memory_order_release);
+  return {};
+}
+
+Result<Trace> HostExecutor::collect_trace() {
+  MK_RETURN_IF_ERROR(synchronize(nullptr));
+  return trace_->trace();
+}
+
+void HostExecutor::stop_trace() {
+  (void)synchronize(nullptr);
+  running_trace_.store(nullptr, std::memory_order_release);
+  trace_.reset();
+}
+
 void HostExecutor::serve() {
   std::unique_lock lock(mutex_);
   while (true) {
@@ -143,23 +162,32 @@ void HostExecutor::serve() {
 void HostExecutor::run(const Queued& queued, uint64_t epoch) {
   flight_.record(epoch, queued.call, FlightRecorder::running);
   HostLaunch launch(*rank_, context_, queued.call, queued.plan, arenas_[queued.arena], epoch);
-  bool ran = false;
-  if (!context_.abort.raised()) {
-    launch.publish_entry();
-    std::vector<Role> roles = host_operator(launch.op())->roles(launch);
-    roles.emplace_back("entry", [&launch](Waiter& waiter) { run_entry_role(launch, waiter); });
-    std::vector<std::function<void()>> functions;
-    for (const Role& role : roles) {
-      functions.emplace_back([&launch, &role] {
-        Waiter waiter(launch, role.first);
-        role.second(waiter);
-      });
-    }
-    ran = pool_.run(functions);
-  }
+  HostTrace* const trace = running_trace_.load(std::memory_order_acquire);
+  const uint64_t start_ns = trace_clock_ns();
+  const bool ran = !context_.abort.raised() && run_roles(launch, trace);
   finish(launch, ran);
+  if (trace != nullptr) {
+    trace->add_launch({epoch, launch.op(), sizes_of(queued.call), start_ns, trace_clock_ns()});
+  }
   const bool failed = context_.abort.raised() || launch.mismatched() || !launch.data_error().empty() || !ran;
   flight_.record(epoch, queued.call, failed ? FlightRecorder::failed : FlightRecorder::completed);
+}
+
+// False: the system gave no thread.
+bool HostExecutor::run_roles(HostLaunch& launch, HostTrace* trace) {
+  launch.publish_entry();
+  std::vector<Role> roles = host_operator(launch.op())->roles(launch);
+  roles.emplace_back("entry", [&launch](Waiter& waiter) { run_entry_role(launch, waiter); });
+  std::map<std::string, int> numbers;  // threads of each role so far
+  std::vector<std::function<void()>> functions;
+  for (const Role& role : roles) {
+    HostTrack* const track = trace ? trace->track(role.first, numbers[role.first]++, launch.epoch) : nullptr;
+    functions.emplace_back([&launch, &role, track] {
+      Waiter waiter(launch, role.first, track);
+      role.second(waiter);
+    });
+  }
+  return pool_.run(functions);
 }
 
 void HostExecutor::finish(HostLaunch& launch, bool ran) {
@@ -198,7 +226,8 @@ void HostExecutor::finish(HostLaunch& launch, bool ran) {
 
 bool HostExecutor::drain_puts(HostLaunch& launch) {
   Endpoint& endpoint = *rank_->endpoint();
-  Waiter waiter(launch, "host");
+  HostTrace* const trace = running_trace_.load(std::memory_order_acquire);
+  Waiter waiter(launch, "host", trace ? trace->track("host", 0, launch.epoch) : nullptr);
   while (true) {
     waiter.look();
     const uint64_t completed = endpoint.completed();

@@ -11,6 +11,7 @@
 #include "../executor.h"
 #include "../flight_recorder.h"
 #include "host_operator.h"
+#include "host_trace.h"
 #include "role_pool.h"
 
 namespace mk {
@@ -41,6 +42,9 @@ class HostExecutor : public Executor {
   size_t flight_record(mk_flight_entry_t* entries, size_t capacity) const override {
     return flight_.copy(entries, capacity);
   }
+  Status start_trace(int64_t max_spans) override;
+  Result<Trace> collect_trace() override;
+  void stop_trace() override;
   void wake() override { rank_->ring(); }
   bool wait_idle(Deadline deadline) override;
   void stop() override;
@@ -61,6 +65,7 @@ class HostExecutor : public Executor {
   void serve();
   void run(const Queued& launch, uint64_t epoch);
   void finish(HostLaunch& launch, bool ran);
+  bool run_roles(HostLaunch& launch, HostTrace* trace);
   bool drain_puts(HostLaunch& launch);
 
   const ExecutorContext context_;
@@ -70,6 +75,8 @@ class HostExecutor : public Executor {
   std::deque<Arena> arenas_;        // stable addresses: launches keep references
   RolePool pool_;
   FlightRecorder flight_;
+  std::unique_ptr<HostTrace> trace_;
+  std::atomic<HostTrace*> running_trace_{nullptr};  // what launches record into
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;

@@ -106,7 +106,9 @@ bool Waiter::sleep(const WaitTarget& target) {
       return false;
     }
   }
+  const uint64_t start_ns = track_ ? trace_clock_ns() : 0;
   launch_.rank.sleep(ticket_, 50);
+  if (track_) track_->add_wait(start_ns, target.object, static_cast<int64_t>(target.index), target.peer);
   return !launch_.stopped();
 }
 

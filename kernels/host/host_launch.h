@@ -13,6 +13,7 @@
 #include "../executor.h"
 #include "hooks.h"
 #include "host_rank.h"
+#include "host_trace.h"
 
 namespace mk {
 
@@ -105,7 +106,8 @@ class HostLaunch {
 //   return; }
 class Waiter {
  public:
-  Waiter(HostLaunch& launch, const char* role) : launch_(launch), role_(role) {}
+  Waiter(HostLaunch& launch, const char* role, HostTrack* track)
+      : launch_(launch), role_(role), track_(track) {}
 
   void look() { ticket_ = launch_.rank.doorbell(); }
   void progressed() { since_ = std::chrono::steady_clock::now(); }
@@ -113,10 +115,13 @@ class Waiter {
   bool sleep(const WaitTarget& target);
   // Hands a command to the proxy, waiting while the queue is full. False: the role has to end.
   bool put(int peer, uint64_t source, uint64_t target, size_t bytes, int signal);
+  // Where this thread's spans go, null when no trace is taken.
+  HostTrack* track() const { return track_; }
 
  private:
   HostLaunch& launch_;
   const char* role_;
+  HostTrack* const track_;
   uint32_t ticket_ = 0;
   std::chrono::steady_clock::time_point since_ = std::chrono::steady_clock::now();
 };

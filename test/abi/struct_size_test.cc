@@ -191,6 +191,15 @@ TEST_CASE("struct_size of the configuration") {
   });
 }
 
+TEST_CASE("struct_size of a trace's configuration") {
+  Alone comm;
+  check_struct_size<mk_trace_config_t>("mk_trace_start", comm, MK_TRACE_CONFIG_INIT, MK_SUCCESS,
+                                       [&](mk_trace_config_t* value) {
+                                         const mk_status_t status = mk_trace_start(comm, value);
+                                         return status == MK_SUCCESS ? mk_trace_stop(comm, nullptr) : status;
+                                       });
+}
+
 TEST_CASE("struct_size of what the library fills in") {
   Alone comm;
   check_struct_size<mk_comm_info_t>(

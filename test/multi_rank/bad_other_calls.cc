@@ -105,6 +105,8 @@ std::vector<BadCall> bad_handle_calls() {
     size_t count = 0;
     return mk_comm_get_flight_record(comm, &entry, 1, &count);
   });
+  add("mk_trace_start", [](mk_comm_t comm) { return mk_trace_start(comm, nullptr); });
+  add("mk_trace_stop", [](mk_comm_t comm) { return mk_trace_stop(comm, nullptr); });
   add("mk_mem_alloc", [](mk_comm_t comm) {
     void* pointer = nullptr;
     return mk_mem_alloc(comm, 64, &pointer);

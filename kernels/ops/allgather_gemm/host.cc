@@ -135,10 +135,12 @@ void run_copy(State& state, Waiter& waiter) {
   const auto perform = [&](const Pending& item) {
     if (item.to >= 0) {
       if (state.held(item.source, item.chunk) || !may_push(state, item.to)) return false;
+      const HostSpan span(waiter.track(), TraceKind::copy, item.chunk, item.to);
       push_chunk(state, item.source, item.chunk, item.to);
       return true;
     }
     if (!chunk_ready(state, item.source, item.chunk)) return false;
+    const HostSpan span(waiter.track(), TraceKind::copy, item.chunk, item.source);
     const int64_t row = schedule.chunk_begin(item.source, item.chunk);
     const State::Rows rows = state.rows_at(item.source, row);
     if (rows.data != state.gathered_row(row)) {
@@ -160,6 +162,7 @@ void run_send(State& state, Waiter& waiter) {
   for (int chunk = 0; chunk < schedule.chunks(state.self()); ++chunk) left.push_back(chunk);
   const auto perform = [&](int chunk) {
     if (state.held(state.self(), chunk)) return false;
+    const HostSpan span(waiter.track(), TraceKind::send, chunk);
     const int64_t row = chunk * schedule.chunk_rows;
     const int64_t rows = schedule.chunk_count(state.self(), chunk);
     const size_t bytes = static_cast<size_t>(rows) * schedule.row_pitch();
@@ -210,6 +213,7 @@ void run_receive(State& state, Waiter& waiter) {
   };
   const auto forward = [&](const Pending& item) {
     if (state.held(item.source, item.chunk) || !may_push(state, item.to)) return false;
+    const HostSpan span(waiter.track(), TraceKind::copy, item.chunk, item.to);
     push_chunk(state, item.source, item.chunk, item.to);
     return true;
   };
@@ -276,6 +280,8 @@ void run_compute(State& state, Waiter& waiter) {
       while (!launch.stopped()) {
         const int64_t column = state.next_column[unit].fetch_add(1, std::memory_order_relaxed);
         if (column >= state.num_columns) break;
+        const HostSpan span(waiter.track(), TraceKind::compute, tile.index * state.num_columns + column,
+                            tile.source);
         compute_tile(state, tile, column);
         worked = true;
         if (state.columns_left[unit].fetch_sub(1, std::memory_order_relaxed) == 1)

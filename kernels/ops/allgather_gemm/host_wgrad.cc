@@ -100,7 +100,7 @@ bool HostWgrad::complete(const Slot& slot) const {
 }
 
 // Adds every chunk that is here to its source's sum. False: there was none.
-bool HostWgrad::advance(Slot& slot) const {
+bool HostWgrad::advance(Slot& slot, HostTrack* track) const {
   const Place place = place_of(slot.tile);
   bool worked = false;
   for (int position = 0; position < launch_.view().nranks && !launch_.stopped(); ++position) {
@@ -111,6 +111,7 @@ bool HostWgrad::advance(Slot& slot) const {
     float* sums = slot.sums + static_cast<size_t>(source) * kTileFloats;
     if (done == 0) std::memset(sums, 0, kTileFloats * sizeof(float));
     while (done < chunks && chunk_ready_(source, done)) {
+      const HostSpan span(track, TraceKind::compute, slot.tile, source);
       add_chunk(place, source, done++, sums);
       worked = true;
     }
@@ -182,9 +183,12 @@ void HostWgrad::run(Waiter& waiter) {
     WaitTarget missing{"chunk"};
     for (Slot& slot : slots_) {
       while (!launch_.stopped() && take(slot)) {
-        if (advance(slot)) worked = true;
+        if (advance(slot, waiter.track())) worked = true;
         const bool finished = !launch_.stopped() && complete(slot);
-        if (finished) store(slot);
+        if (finished) {
+          const HostSpan span(waiter.track(), TraceKind::store, slot.tile);
+          store(slot);
+        }
         if (!finished && !left) missing = first_missing(slot);
         left = left || !finished;
         worked = worked || finished;

@@ -51,7 +51,7 @@ class HostWgrad {
   bool take(Slot& slot);
   void give(Slot& slot, bool finished);
   bool complete(const Slot& slot) const;
-  bool advance(Slot& slot) const;
+  bool advance(Slot& slot, HostTrack* track) const;
   void add_chunk(const Place& place, int source, int chunk, float* sums) const;
   void store(const Slot& slot) const;
   WaitTarget first_missing(const Slot& slot) const;

@@ -117,6 +117,7 @@ void Distribution::run_copy(Waiter& waiter) {
   }
   const auto perform = [&](const Pending& item) {
     if (!here(item.owner, item.chunk)) return false;
+    const HostSpan span(waiter.track(), TraceKind::copy, item.chunk, item.to >= 0 ? item.to : item.owner);
     if (item.to >= 0) {
       push(item);
     } else {
@@ -134,6 +135,7 @@ void Distribution::run_send(Waiter& waiter) {
   for (int chunk = 0; chunk < schedule_.gather.chunks(self()); ++chunk) pending.push_back({self(), chunk, -1});
   const auto perform = [&](const Pending& item) {
     if (!here(item.owner, item.chunk)) return false;
+    const HostSpan span(waiter.track(), TraceKind::send, item.chunk);
     const uint64_t address = launch_.area_address(schedule_.gather_offset(self(), item.chunk));
     const int64_t rows = schedule_.gather.chunk_count(self(), item.chunk);
     for (int step = 1; step < view.num_nodes; ++step) {
@@ -161,6 +163,7 @@ void Distribution::run_receive(Waiter& waiter) {
     const int signal = schedule_.gather_signal(item.owner, item.chunk);
     if (!launch_.signal_arrived(signal)) return false;
     launch_.take_signal(signal);
+    const HostSpan span(waiter.track(), TraceKind::copy, item.chunk, item.owner);
     for (int position = 1; position < view.local_nranks(); ++position) {
       push({item.owner, item.chunk, view.rotated(position)});
     }

@@ -72,6 +72,7 @@ void HostReduction::run_compute(Waiter& waiter) {
   const auto perform = [&](int64_t number) {
     const TileRow& tile = tile_rows_[number / num_columns_];
     if (is_held(tile)) return false;
+    const HostSpan span(waiter.track(), TraceKind::compute, number, tile.owner);
     push_tile(tile, number % num_columns_);
     count_tile(tile.owner, static_cast<int>(tile.index * schedule_.tile_m / schedule_.chunk_rows));
     return true;
@@ -199,12 +200,14 @@ void HostReduction::run_reduce(Waiter& waiter) {
   bool ended = false;
   const auto reduce = [&](const Item& item) {
     if (ended || !partials_ready(item)) return false;
+    const HostSpan span(waiter.track(), TraceKind::reduce, item.chunk, item.owner);
     if (!reduce_local(item, waiter)) ended = true;
     if (item.owner == view.rank && view.num_nodes > 1) unfinished.push_back(item);
     return true;
   };
   const auto complete = [&](const Item& item) {
     if (!sums_ready(item.chunk)) return false;
+    const HostSpan span(waiter.track(), TraceKind::reduce, item.chunk, item.owner);
     finish(item.chunk);
     return true;
   };

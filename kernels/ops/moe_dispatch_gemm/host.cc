@@ -65,7 +65,10 @@ void push_chunk(const State& state, const Pending& item) {
 }
 
 void run_copy(State& state, Waiter& waiter) {
-  state.routing.publish();
+  {
+    const HostSpan span(waiter.track(), TraceKind::copy, -1);  // the counts
+    state.routing.publish();
+  }
   if (!state.routing.await_verdict(waiter)) return;
   const TopologyView& view = state.launch.view();
   const moe::Routing& routing = state.schedule.routing;
@@ -80,6 +83,7 @@ void run_copy(State& state, Waiter& waiter) {
       waiter, pending,
       [&](const Pending& item) {
         if (state.held(state.self(), item.chunk)) return false;
+        const HostSpan span(waiter.track(), TraceKind::copy, item.chunk, item.rank);
         push_chunk(state, item);
         return true;
       },
@@ -104,6 +108,7 @@ void run_send(State& state, Waiter& waiter) {
   }
   const auto perform = [&](const Pending& item) {
     if (state.held(state.self(), item.chunk)) return false;
+    const HostSpan span(waiter.track(), TraceKind::send, item.chunk);
     const std::vector<int32_t>& tokens = state.routing.tokens_to_node(item.rank);
     const auto total = static_cast<int64_t>(tokens.size());
     const int64_t begin = schedule.routing.chunk_begin(total, item.chunk);
@@ -145,13 +150,14 @@ class Forwarding {
   }
 
   // Forwards a chunk from the network if it is here.
-  bool perform(const Pending& item) {
+  bool perform(const Pending& item, HostTrack* track) {
     const HostLaunch& launch = state_.launch;
     const Schedule& schedule = state_.schedule;
     const TopologyView& view = launch.view();
     const int signal = schedule.signal(item.rank, view.node(), item.chunk);
     if (!launch.signal_arrived(signal) || state_.held(item.rank, item.chunk)) return false;
     launch.take_signal(signal);
+    const HostSpan span(track, TraceKind::copy, item.chunk, item.rank);
     const int64_t total = schedule.routing.node_tokens(item.rank, view.node());
     const int64_t begin =
         schedule.relay_begin(view.rank, item.rank) + schedule.routing.chunk_begin(total, item.chunk);
@@ -221,13 +227,15 @@ void run_receive(State& state, Waiter& waiter) {
   }
   const auto take = [&](const Pending& item) {
     if (!launch.flag_raised(state.schedule.flag(item.rank, item.chunk))) return false;
+    const HostSpan span(waiter.track(), TraceKind::copy, item.chunk, item.rank);
     state.rows.take_chunk(item.rank, item.chunk);
     return true;
   };
   while (!forwarding.pending.empty() || !arrivals.empty()) {
     waiter.look();
     const size_t done =
-        std::erase_if(forwarding.pending, [&](const Pending& item) { return forwarding.perform(item); }) +
+        std::erase_if(forwarding.pending,
+                      [&](const Pending& item) { return forwarding.perform(item, waiter.track()); }) +
         std::erase_if(arrivals, take);
     if (done > 0) {
       waiter.progressed();

@@ -159,6 +159,8 @@ void HostRows::run_compute(Waiter& waiter) {
       while (!launch_.stopped()) {
         const int64_t column = tile.next_column.fetch_add(1, std::memory_order_relaxed);
         if (column >= num_columns_) break;
+        const HostSpan span(waiter.track(), TraceKind::compute,
+                            static_cast<int64_t>(number) * num_columns_ + column);
         compute_tile(tile, column);
         worked = true;
         if (tile.columns_left.fetch_sub(1, std::memory_order_relaxed) == 1)

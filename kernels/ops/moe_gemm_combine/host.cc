@@ -44,6 +44,7 @@ void run_send(State& state, Waiter& waiter) {
     for (int chunk = 0; chunk < schedule.routing.chunks(total); ++chunk) {
       const int64_t begin = schedule.routing.chunk_begin(total, chunk);
       const int64_t count = schedule.routing.chunk_count(total, chunk);
+      const HostSpan span(waiter.track(), TraceKind::send, chunk, relay);
       for (int64_t i = begin; i < begin + count; ++i) {
         state.routing.write_route(tokens[static_cast<size_t>(i)],
                                   launch.area(schedule.route_send_offset(view.rank, node, i)));
@@ -61,7 +62,10 @@ void run_send(State& state, Waiter& waiter) {
 std::vector<Role> make_roles(HostLaunch& launch) {
   auto state = std::make_shared<State>(launch);
   std::vector<Role> roles;
-  roles.emplace_back("copy", [state](Waiter&) { state->routing.publish(); });
+  roles.emplace_back("copy", [state](Waiter& waiter) {
+    const HostSpan span(waiter.track(), TraceKind::copy, -1);
+    state->routing.publish();
+  });
   roles.emplace_back("receive", [state](Waiter& waiter) {
     state->routing.receive_counts(waiter, [&] {
       if (state->routing.verdict().kind == moe::Verdict::go) state->products.prepare();

@@ -108,6 +108,7 @@ void HostProducts::run_compute(Waiter& waiter) {
     const Tile& tile = tiles_[static_cast<size_t>(number / num_columns_)];
     const std::vector<Part> parts = parts_of(tile);
     if (held(parts)) return false;
+    const HostSpan span(waiter.track(), TraceKind::compute, number);
     push_tile(tile, parts, number % num_columns_);
     return true;
   };

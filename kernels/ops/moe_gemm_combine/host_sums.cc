@@ -145,6 +145,7 @@ bool HostSums::take_routes(const Relayed& item) {
 
 bool HostSums::relay_sums(const Relayed& item, Waiter& waiter) {
   if (ended_ || !ready(item.rows)) return false;
+  const HostSpan span(waiter.track(), TraceKind::reduce, item.chunk, item.home);
   const moe::Routing& routing = schedule_.routing;
   const TopologyView& view = launch_.view();
   const int64_t total = routing.node_tokens(item.home, view.node());
@@ -199,11 +200,12 @@ void HostSums::finish_token(int64_t token) {
     store_element(call.y, call.out_dtype, token * call.ldy + column, sums_[static_cast<size_t>(column)]);
 }
 
-bool HostSums::finish(const Block& block) {
+bool HostSums::finish(const Block& block, HostTrack* track) {
   if (!ready(block.rows)) return false;
   for (const NodeChunk& sum : block.sums) {
     if (std::find(incoming_.begin(), incoming_.end(), sum) != incoming_.end()) return false;
   }
+  const HostSpan span(track, TraceKind::reduce, block.number);
   for (int64_t token = block.begin; token < block.end; ++token) finish_token(token);
   launch_.tile_done(block.number);
   return true;
@@ -241,7 +243,7 @@ void HostSums::run_reduce(Waiter& waiter) {
     done += std::erase_if(relayed_, [&](const Relayed& item) { return relay_sums(item, waiter); });
     done += std::erase_if(incoming_, [this](const NodeChunk& item) { return take_sums(item); });
     if (ended_) return;
-    done += std::erase_if(blocks_, [this](const Block& block) { return finish(block); });
+    done += std::erase_if(blocks_, [&](const Block& block) { return finish(block, waiter.track()); });
     if (done > 0) {
       waiter.progressed();
     } else if (!waiter.sleep(target())) {

@@ -60,7 +60,7 @@ class HostSums {
   bool take_routes(const Relayed& item);
   bool relay_sums(const Relayed& item, Waiter& waiter);
   bool take_sums(const NodeChunk& item);
-  bool finish(const Block& block);
+  bool finish(const Block& block, HostTrack* track);
   void finish_token(int64_t token);
   void plan_block(Block& block) const;
   int64_t place_in_node(int64_t token, int node) const;

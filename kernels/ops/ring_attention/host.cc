@@ -62,6 +62,7 @@ void State::store(const Tile& tile, const Part& all) const {
 void run_compute(State& state, Waiter& waiter) {
   BlockScratch scratch(state.launch.attention().dim);
   const auto compute = [&](const Tile& tile, const Chunk& chunk, const KeyRange* visible) {
+    const HostSpan span(waiter.track(), TraceKind::compute, chunk.chunk, chunk.source);
     return state.compute(tile, chunk, visible, scratch);
   };
   size_t next = 0;

@@ -112,6 +112,7 @@ void HostKeyValues::run_copy(Waiter& waiter) {
   }
   const auto perform = [&](const Transfer& transfer) {
     if (held(transfer.chunk)) return false;
+    const HostSpan span(waiter.track(), TraceKind::copy, transfer.chunk.chunk, transfer.to);
     push(transfer.chunk, transfer.to);
     return true;
   };
@@ -124,6 +125,7 @@ void HostKeyValues::run_send(Waiter& waiter) {
   for (int chunk = 0; chunk < schedule_.chunks(self()); ++chunk) left.push_back({self(), chunk});
   const auto perform = [&](const Chunk& chunk) {
     if (held(chunk)) return false;
+    const HostSpan span(waiter.track(), TraceKind::send, chunk.chunk);
     const size_t place = schedule_.chunk_offset(self(), chunk.chunk);
     bool packed = false;
     for (int step = 1; step < view.num_nodes; ++step) {
@@ -168,6 +170,7 @@ void HostKeyValues::run_receive(Waiter& waiter) {
   };
   const auto forward = [&](const Transfer& transfer) {
     if (held(transfer.chunk)) return false;
+    const HostSpan span(waiter.track(), TraceKind::copy, transfer.chunk.chunk, transfer.to);
     push(transfer.chunk, transfer.to);
     return true;
   };

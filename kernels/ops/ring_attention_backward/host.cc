@@ -73,6 +73,7 @@ void State::store(const Tile& tile, const Part& all) const {
 void run_compute(State& state, Waiter& waiter) {
   GradientScratch scratch(state.launch.attention().dim);
   const auto compute = [&](const Tile& tile, const Chunk& chunk, const ring_attention::KeyRange* visible) {
+    const HostSpan span(waiter.track(), TraceKind::compute, chunk.chunk, chunk.source);
     return state.compute(tile, chunk, visible, scratch);
   };
   size_t next = 0;
@@ -80,7 +81,7 @@ void run_compute(State& state, Waiter& waiter) {
     waiter.look();
     WaitTarget missing{"chunk"};
     const bool waits = first_missing(state.key_values, missing);
-    if (state.key_gradients.work(scratch) || state.tiles.work(next, compute)) {
+    if (state.key_gradients.work(scratch, waiter.track()) || state.tiles.work(next, compute)) {
       waiter.progressed();
       continue;
     }

@@ -37,13 +37,14 @@ HostKeyGradients::HostKeyGradients(HostLaunch& launch, const HostKeyValues& key_
   }
 }
 
-bool HostKeyGradients::work(GradientScratch& scratch) {
+bool HostKeyGradients::work(GradientScratch& scratch, HostTrack* track) {
   for (Unit& unit : units_) {
     if (launch_.stopped()) return false;
     if (unit.next.load(std::memory_order_relaxed) >= heads_of_keys() || !key_values_.here(unit.chunk)) continue;
     const int64_t number = unit.next.fetch_add(1, std::memory_order_relaxed);
     if (number >= heads_of_keys()) continue;
     const int kv_heads = launch_.attention().kv_heads;
+    const HostSpan span(track, TraceKind::compute, unit.chunk.chunk, unit.chunk.source);
     push_part(unit.chunk, number / kv_heads, static_cast<int>(number % kv_heads), scratch);
     // Whoever pushes the last head's part raises the flag: every part's stores happened before its own count.
     if (unit.left.fetch_sub(1, std::memory_order_acq_rel) != 1) return true;
@@ -230,12 +231,14 @@ void HostKeyGradients::run_reduce(Waiter& waiter) {
   bool ended = false;
   const auto reduce = [&](const Chunk& chunk) {
     if (ended || !parts_here(chunk)) return false;
+    const HostSpan span(waiter.track(), TraceKind::reduce, chunk.chunk, chunk.source);
     if (!reduce_local(chunk, waiter)) ended = true;
     if (chunk.source == view.rank && view.num_nodes > 1) unfinished.push_back(chunk);
     return true;
   };
   const auto complete = [&](const Chunk& chunk) {
     if (!sums_here(chunk.chunk)) return false;
+    const HostSpan span(waiter.track(), TraceKind::reduce, chunk.chunk, chunk.source);
     finish(chunk.chunk);
     return true;
   };

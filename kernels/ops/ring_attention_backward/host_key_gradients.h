@@ -23,7 +23,7 @@ class HostKeyGradients {
   HostKeyGradients(HostLaunch& launch, const HostKeyValues& key_values, const Schedule& schedule);
 
   // Computes the part of one chunk that is here, for one head of keys. False: there was none to do.
-  bool work(GradientScratch& scratch);
+  bool work(GradientScratch& scratch, HostTrack* track);
   void run_reduce(Waiter& waiter);
 
  private:
