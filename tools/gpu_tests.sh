@@ -121,5 +121,6 @@ run 60 capture_test
 run 300 operators_test ${ranks:+"$ranks"}
 run $((120 * scale)) operators_stress_test "${options[@]}"
 run $((120 * scale)) operators_capture_test "${options[@]}"
+run $((200 * scale)) operators_fault_test "${options[@]}"
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]
