@@ -46,8 +46,10 @@ struct Rank {
   void synchronize() const { require(mk_comm_synchronize(comm, stream), "mk_comm_synchronize", comm); }
 };
 
-// Runs `body` on `nranks` threads. With fewer GPUs than ranks, a GPU's SMs are dealt out.
-inline void run_ranks(int nranks, const std::function<void(Rank&)>& body) {
+// Runs `body` on `nranks` threads. With fewer GPUs than ranks, a GPU's SMs are dealt out. `adjust` changes the
+// communicators' configuration.
+inline void run_ranks(int nranks, const std::function<void(Rank&)>& body,
+                      const std::function<void(mk_comm_config_t&)>& adjust = {}) {
   int num_devices = 0;
   require_cuda(cudaGetDeviceCount(&num_devices), "cudaGetDeviceCount");
   const int ranks_per_device = (nranks + num_devices - 1) / num_devices;
@@ -69,6 +71,7 @@ inline void run_ranks(int nranks, const std::function<void(Rank&)>& body) {
       config.cuda_device = rank.device;
       config.wait_timeout_ms = 10000;
       if (ranks_per_device > 1) config.max_ctas = sms / ranks_per_device;
+      if (adjust) adjust(config);
       require(mk_comm_init(&rank.comm, &id, nranks, r, &config), "mk_comm_init", rank.comm);
       mk_unique_id_t own_id;
       require(mk_get_unique_id(&own_id), "mk_get_unique_id", nullptr);
