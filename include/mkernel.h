@@ -364,11 +364,12 @@ typedef struct mk_trace_config {
 /* Records what the launches of this rank do from now on: a row for each thread (host executor) or each role of a
  * CTA, with spans for waiting, loading, computing, storing, copying, sending and reducing; docs/tracing.md. Not
  * host-collective: a rank traces itself, and need not when others do. config may be NULL. The memory of a trace does
- * not count towards max_workspace_bytes; on CUDA it is kept until mk_comm_destroy, and a captured graph records
- * in its replays if it was captured between start and stop. May be called while streams are captured. Launches
- * enqueued before may be recorded in part.
- * MK_ERROR_INVALID_ARGUMENT: a trace is under way, or a bad config field. MK_ERROR_OUT_OF_MEMORY, _UNSUPPORTED,
- *   _CUDA, _INVALID_HANDLE, _BUSY; the error that ended the communicator. */
+ * not count towards max_workspace_bytes. May be called while streams are captured: a graph that was captured during a
+ * trace records in it whenever it is replayed before the stop, and keeps its memory until mk_comm_destroy; other graphs
+ * are not in it. Launches enqueued before may be recorded in part.
+ * MK_ERROR_INVALID_ARGUMENT: a trace is under way, or a bad config field. MK_ERROR_UNSUPPORTED: on CUDA,
+ *   a communicator of one rank. MK_ERROR_OUT_OF_MEMORY, _CUDA, _INVALID_HANDLE, _BUSY; the error that ended the
+ *   communicator. */
 MK_API mk_status_t mk_trace_start(mk_comm_t comm, const mk_trace_config_t *config);
 
 /* Waits for the work enqueued on comm, as mk_comm_synchronize does for all streams (graphs that the caller replays he

@@ -60,6 +60,8 @@ CudaExecutor::~CudaExecutor() {
   wake();
   wait_idle(Deadline::after(std::chrono::seconds(10)));
   rank_.reset();
+  trace_.reset();
+  ended_traces_.clear();
   if (workspace_ != nullptr) cudaFree(workspace_);
   if (last_launch_ != nullptr) cudaEventDestroy(last_launch_);
 }
@@ -191,7 +193,10 @@ Status CudaExecutor::enqueue(const OperatorCall& any, mk_stream_t stream) {
   MK_RETURN_IF_ERROR(status);
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   MK_RETURN_IF_ERROR(cuda_error(cudaStreamIsCapturing(stream, &capture), "cudaStreamIsCapturing"));
-  if (capture != cudaStreamCaptureStatusNone) return {};
+  if (capture != cudaStreamCaptureStatusNone) {
+    if (trace_) trace_->keep();
+    return {};
+  }
   return cuda_error(cudaEventRecord(last_launch_, stream), "cudaEventRecord");
 }
 
@@ -200,6 +205,7 @@ Status CudaExecutor::enqueue_with_peers(const GemmCall& call, cudaStream_t strea
   if (!plan.ok()) return plan.status();
   RankComm comm = rank_->comm(*find_arena(call, plan.value().area_bytes));
   comm.entry = make_entry(call, 0);
+  if (trace_) comm.trace = trace_->buffer();
   const std::array<int64_t, 4> shape = flight_shape(call);
   std::copy(shape.begin(), shape.end(), comm.flight_shape);
   return cuda_error(rank_gemm_launch(call, plan.value(), comm, num_sms_, stream), operator_name(call.op));
@@ -245,14 +251,6 @@ Status CudaExecutor::synchronize(mk_stream_t stream) {
   context_.report(report, status.sentence());
   return status;
 }
-
-Status CudaExecutor::start_trace(int64_t) {
-  return Status(MK_ERROR_UNSUPPORTED, "mk_trace_start: traces are not built for GPUs yet; use MK_DEVICE_HOST");
-}
-
-Result<Trace> CudaExecutor::collect_trace() { return Trace{}; }
-
-void CudaExecutor::stop_trace() {}
 
 void CudaExecutor::wake() {
   if (rank_ && context_.abort.raised()) rank_->set_abort();

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/cuda/cuda_rank.h"
+#include "kernels/cuda/cuda_trace.h"
 #include "kernels/executor.h"
 #include "kernels/flight_recorder.h"
 #include "kernels/gemm/gemm.h"
@@ -70,6 +71,8 @@ class CudaExecutor : public Executor {
   void* workspace_ = nullptr;
   std::atomic<uint64_t> epoch_{0};
   FlightRecorder flight_;
+  std::unique_ptr<CudaTrace> trace_;                      // under way
+  std::vector<std::unique_ptr<CudaTrace>> ended_traces_;  // that captured launches still point to
   // Several.
   std::unique_ptr<CudaRank> rank_;
   bool kernels_loaded_ = false;

@@ -65,6 +65,8 @@ struct LaunchState {
 // Ranks of a node, at most.
 constexpr int MAX_LOCAL_RANKS = 32;
 
+struct TraceBuffer;
+
 // A kernel's parameter. Ranks are those of one node.
 struct RankComm {
   int rank;
@@ -77,6 +79,7 @@ struct RankComm {
   uint64_t wait_timeout_ns;
   EntryRecord entry;  // the epoch left to the kernel
   int64_t flight_shape[4];
+  TraceBuffer* trace;  // null: no trace is taken
 };
 
 }  // namespace mk

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: MIT
+// Traces of a GPU rank's launches.
+#include "kernels/cuda/cuda_error.h"
+#include "kernels/cuda/cuda_executor.h"
+
+namespace mk {
+
+Status CudaExecutor::start_trace(int64_t max_spans) {
+  constexpr int64_t kDefaultSpans = 2048;
+  if (!rank_) {
+    return Status(
+        MK_ERROR_UNSUPPORTED,
+        "mk_trace_start: a communicator of one rank on a GPU has no trace yet; Nsight Compute shows its "
+        "one kernel a call");
+  }
+  const CurrentDevice current(device_);
+  MK_RETURN_IF_ERROR(current.status());
+  Result<std::unique_ptr<CudaTrace>> trace =
+      CudaTrace::make(num_sms_, max_spans > 0 ? max_spans : kDefaultSpans);
+  if (!trace.ok()) return trace.status();
+  trace_ = trace.take();
+  return {};
+}
+
+Result<Trace> CudaExecutor::collect_trace() {
+  const CurrentDevice current(device_);
+  MK_RETURN_IF_ERROR(current.status());
+  {
+    const BesideCaptures beside;
+    MK_RETURN_IF_ERROR(cuda_error(cudaEventSynchronize(last_launch_), "waiting for the launches"));
+  }
+  return trace_->collect();
+}
+
+void CudaExecutor::stop_trace() {
+  const CurrentDevice current(device_);
+  if (trace_->stays()) {
+    trace_->disable();
+    ended_traces_.push_back(std::move(trace_));
+  }
+  trace_.reset();
+}
+
+}  // namespace mk
