@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
 
 #include "json_reader.h"
 #include "program.h"
@@ -85,6 +86,8 @@ TEST_CASE("bad usage exits 2 with one sentence on standard error and nothing on 
       {"all", "--device", "host", "--baseline", "nccl"},
       {"all", "--json", folder.path / "missing" / "file.json"},
       {"all", "--json", folder.path},
+      {"all", "--trace", folder.path / "missing" / "file.json"},
+      {"all", "--trace", folder.path},
   };
   for (const std::vector<std::string>& arguments : bad) {
     std::string line = "mk-perf";
@@ -171,6 +174,37 @@ TEST_CASE("all operators of the host run, pass their checks and come as a table 
   for (const char* name : {"allgather_gemm", "allgather_gemm_wgrad", "gemm_reduce_scatter", "gemm_allreduce",
                            "ring_attention", "ring_attention_backward"}) {
     CHECK(std::count(operators.begin(), operators.end(), name) >= 1);
+  }
+}
+
+TEST_CASE("a trace of all operators has launches and work of every rank, and leaves one file") {
+  const Folder folder;
+  const std::string path = folder.path / "trace.json";
+  const Outcome outcome = mk_perf(with({"all", "-g", "2", "--nodes", "2", "--trace", path}, kQuick));
+  INFO(outcome.err);
+  REQUIRE(outcome.exit_code == 0);
+  const auto files = std::filesystem::directory_iterator(folder.path);
+  CHECK(std::distance(begin(files), end(files)) == 1);
+  const Value trace = read_json(path);
+  std::map<std::pair<std::string, int>, int> launches;  // of an operator on a rank
+  std::map<std::pair<std::string, int>, int> spans;     // of a kind
+  for (const Value& event : trace["traceEvents"].items) {
+    if (event["ph"].text != "X") continue;
+    const int rank = static_cast<int>(event["pid"].number);
+    const bool is_launch = event["tid"].number == 0;
+    ++(is_launch ? launches : spans)[{event["name"].text, rank}];
+  }
+  CHECK(launches.size() == 2 * 7);
+  for (const auto& [key, count] : launches) {
+    INFO(key.first << " on rank " << key.second);
+    CHECK(count > 0);
+    CHECK(count % 3 == 0);
+  }
+  for (const char* kind : {"wait", "copy", "send", "compute", "reduce"}) {
+    for (int rank = 0; rank < 2; ++rank) {
+      INFO(kind << " on rank " << rank);
+      CHECK(spans[{kind, rank}] > 0);
+    }
   }
 }
 

@@ -98,6 +98,7 @@ TEST_CASE("bad usage is refused with a sentence that says what was expected") {
   CHECK(contains(refusal_of({"ring_attention", "--preset", "square"}), "has no shapes for ring_attention"));
   CHECK(contains(refusal_of({"gemm_allreduce", "--preset", "llama3-70b"}, 3), "3 ranks do not divide"));
   CHECK(contains(refusal_of({"all", "--json", ""}), "--json"));
+  CHECK(contains(refusal_of({"all", "--trace", ""}), "--trace"));
 }
 
 TEST_CASE("bad shapes are refused with a sentence") {

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "errors.h"
+#include "trace_files.h"
 
 namespace perf {
 namespace {
@@ -51,6 +52,7 @@ class Benchmark {
  public:
   explicit Benchmark(const BenchmarkInput& input) : input_(input) {
     require(mk_comm_get_info(input.comm, &info_), "mk_comm_get_info", input.comm);
+    traces_ = std::make_unique<TraceFiles>(input.options.trace_path, input.comm, info_, input.group);
     context_ = {input.comm, info_.rank, info_.nranks, &input.device, input.options.dtypes};
   }
 
@@ -66,6 +68,7 @@ class Benchmark {
       }
     }
     show_progress("");
+    traces_->join();
     return std::move(output_);
   }
 
@@ -117,6 +120,8 @@ class Benchmark {
     const Schedule schedule = {input_.options.mode, input_.options.warmup, input_.options.iterations};
     const Timing fused = measure(*problem, num_sets, context_, input_.group, schedule);
     if (input_.options.check) check_same_bits(*problem, hashes, schedule, check);
+    int traced = 0;
+    traces_->record([&] { problem->run(traced++ % num_sets); }, [this] { synchronize(); });
 
     Result result = {op.name,
                      input_.device.name,
@@ -196,6 +201,7 @@ class Benchmark {
   mk_comm_info_t info_ = MK_COMM_INFO_INIT;
   Context context_;
   std::unique_ptr<SoloCommunicator> solo_;
+  std::unique_ptr<TraceFiles> traces_;
   BenchmarkOutput output_;
 };
 

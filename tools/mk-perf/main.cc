@@ -16,6 +16,7 @@
 #include "options.h"
 #include "rank_group.h"
 #include "rank_processes.h"
+#include "trace_files.h"
 
 namespace perf {
 namespace {
@@ -212,6 +213,7 @@ int run(int argc, char** argv) {
     json.reset(std::fopen(options.json_path.c_str(), "w"));
     if (!json) throw UsageError("--json " + options.json_path + ": cannot write: " + std::strerror(errno));
   }
+  if (!options.trace_path.empty() && (!launcher || launcher->rank == 0)) create_trace_file(options.trace_path);
   disable_multicast();
   return launcher ? run_launched_rank(options, *launcher, json.get())
                   : run_local_ranks(options, nranks, json.get());

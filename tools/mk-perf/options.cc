@@ -47,8 +47,10 @@ cxxopts::Options command_line() {
       "warmup", "Launches before them", text("3"))(
       "mode", "isolated (meet, launch, wait) or back-to-back (meet, launch many times, wait)",
       text("isolated"))("json", "Write the results to this file too", text(""), "FILE")(
-      "id-file", "How ranks of a launcher find each other: a path on a folder that all share", text(""),
-      "FILE")("env", "Print the environment variables and the launcher found, and exit")(
+      "trace", "Launch each shape three times more and write what every rank did to this file, for Perfetto",
+      text(""),
+      "FILE")("id-file", "How ranks of a launcher find each other: a path on a folder that all share", text(""),
+              "FILE")("env", "Print the environment variables and the launcher found, and exit")(
       "version", "Print the version and exit")("h,help", "Print this and exit");
   options.parse_positional({"operator"});
   return options;
@@ -135,6 +137,9 @@ Options interpret(const cxxopts::ParseResult& parsed) {
   options.mode = parse_mode(parsed["mode"].as<std::string>());
   options.json_path = parsed["json"].as<std::string>();
   if (parsed.count("json") && options.json_path.empty()) throw UsageError("--json: expected a path, saw \"\"");
+  options.trace_path = parsed["trace"].as<std::string>();
+  if (parsed.count("trace") && options.trace_path.empty())
+    throw UsageError("--trace: expected a path, saw \"\"");
   options.id_path = parsed["id-file"].as<std::string>();
   return options;
 }

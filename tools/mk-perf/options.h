@@ -36,6 +36,7 @@ struct Options {
   int warmup = 3;
   Mode mode = Mode::kIsolated;
   std::string json_path;
+  std::string trace_path;
   std::string id_path;
 };
 
