@@ -49,7 +49,7 @@ Status CudaExecutor::set_up(Deadline deadline) {
   MK_RETURN_IF_ERROR(
       cuda_error(cudaEventCreateWithFlags(&last_launch_, cudaEventDisableTiming), "creating an event"));
   if (nranks() == 1) return {};
-  Result<std::unique_ptr<CudaRank>> rank = CudaRank::make(context_, device_, deadline);
+  Result<std::unique_ptr<CudaRank>> rank = CudaRank::make(context_, device_, num_sms_, deadline);
   if (!rank.ok()) return rank.status();
   rank_ = rank.take();
   return {};
@@ -93,7 +93,7 @@ Result<mk_plan_t> CudaExecutor::plan(const OperatorCall& any) const {
   mk_plan_t plan = MK_PLAN_INIT;
   if (rank_) {
     const Result<RankGemmPlan> chosen =
-        rank_gemm_plan(call.value(), context_.topology.rank, nranks(), num_sms_);
+        rank_gemm_plan(call.value(), context_.topology.rank, nranks(), rank_->num_sms());
     if (!chosen.ok()) return chosen.status();
     plan = chosen.value().plan;
   } else {
@@ -119,7 +119,7 @@ const CudaRank::Arena* CudaExecutor::find_arena(const GemmCall& call, int64_t ba
 bool CudaExecutor::prepared(const OperatorCall& any) const {
   if (!rank_) return workspace_ != nullptr;
   const auto& call = std::get<GemmCall>(any);
-  const Result<RankGemmPlan> chosen = rank_gemm_plan(call, context_.topology.rank, nranks(), num_sms_);
+  const Result<RankGemmPlan> chosen = rank_gemm_plan(call, context_.topology.rank, nranks(), rank_->num_sms());
   return chosen.ok() && find_arena(call, chosen.value().area_bytes) != nullptr;
 }
 
@@ -133,7 +133,8 @@ Status CudaExecutor::prepare(const OperatorCall& any, Deadline deadline) {
     MK_RETURN_IF_ERROR(cuda_error(rank_gemm_prepare(), "loading the kernels"));
     kernels_loaded_ = true;
   }
-  const Result<RankGemmPlan> chosen = rank_gemm_plan(call.value(), context_.topology.rank, nranks(), num_sms_);
+  const Result<RankGemmPlan> chosen =
+      rank_gemm_plan(call.value(), context_.topology.rank, nranks(), rank_->num_sms());
   if (!chosen.ok()) return chosen.status();
   const auto bank_bytes = static_cast<size_t>(std::max<int64_t>(chosen.value().area_bytes, 1));
   for (const CudaRank::Arena& arena : arenas_) {
@@ -201,14 +202,15 @@ Status CudaExecutor::enqueue(const OperatorCall& any, mk_stream_t stream) {
 }
 
 Status CudaExecutor::enqueue_with_peers(const GemmCall& call, cudaStream_t stream) {
-  const Result<RankGemmPlan> plan = rank_gemm_plan(call, context_.topology.rank, nranks(), num_sms_);
+  const Result<RankGemmPlan> plan = rank_gemm_plan(call, context_.topology.rank, nranks(), rank_->num_sms());
   if (!plan.ok()) return plan.status();
   RankComm comm = rank_->comm(*find_arena(call, plan.value().area_bytes));
   comm.entry = make_entry(call, 0);
   if (trace_) comm.trace = trace_->buffer();
   const std::array<int64_t, 4> shape = flight_shape(call);
   std::copy(shape.begin(), shape.end(), comm.flight_shape);
-  return cuda_error(rank_gemm_launch(call, plan.value(), comm, num_sms_, stream), operator_name(call.op));
+  return cuda_error(rank_gemm_launch(call, plan.value(), comm, rank_->num_sms(), stream),
+                    operator_name(call.op));
 }
 
 Status CudaExecutor::enqueue_alone(const GemmCall& call, cudaStream_t stream) {

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <span>
 #include <system_error>
 
 #include "kernels/cuda/cuda_error.h"
@@ -17,7 +18,7 @@ namespace {
 constexpr std::chrono::milliseconds kWatchInterval{10};
 
 constexpr const char* kRoles[] = {"copy", "entry", "compute", "reduce", "gather"};
-constexpr const char* kObjects[] = {"chunk", "partial", "reduced chunk", "entry"};
+constexpr const char* kObjects[] = {"chunk", "partial", "reduced tile", "entry"};
 static_assert(std::size(kRoles) == static_cast<size_t>(DeviceRole::NUM));
 static_assert(std::size(kObjects) == static_cast<size_t>(DeviceObject::NUM));
 
@@ -35,9 +36,9 @@ uint64_t system_ns() {
 
 }  // namespace
 
-Result<std::unique_ptr<CudaRank>> CudaRank::make(const ExecutorContext& context, int device,
+Result<std::unique_ptr<CudaRank>> CudaRank::make(const ExecutorContext& context, int device, int num_sms,
                                                  Deadline deadline) {
-  std::unique_ptr<CudaRank> rank(new CudaRank(context));
+  std::unique_ptr<CudaRank> rank(new CudaRank(context, num_sms));
   MK_RETURN_IF_ERROR(rank->allocate(device, deadline));
   return rank;
 }
@@ -59,6 +60,9 @@ Status CudaRank::allocate(int device, Deadline deadline) {
       cuda_error(cudaHostGetDevicePointer(reinterpret_cast<void**>(&device_mailbox_), mailbox_, 0),
                  "mapping host memory"));
   MK_RETURN_IF_ERROR(cuda_error(cudaDeviceSynchronize(), "clearing the launch state"));
+  MK_RETURN_IF_ERROR(agree_on_sms(deadline));
+  MK_RETURN_IF_ERROR(cuda_error(cudaMalloc(reinterpret_cast<void**>(&staging_), num_sms_ * STAGING_BYTES),
+                                "allocating the staging memory"));
   // The control block is the first piece, at offset 0.
   const Result<size_t> control = memory_->grow(ControlLayout{topology.nranks}.bytes(), deadline);
   if (!control.ok()) return control.status();
@@ -71,6 +75,22 @@ Status CudaRank::allocate(int device, Deadline deadline) {
   return {};
 }
 
+Status CudaRank::agree_on_sms(Deadline deadline) {
+  const auto mine = std::as_bytes(std::span(&num_sms_, 1));
+  const Result<std::vector<Bytes>> all = context_.exchange.all_gather(mine, deadline, "numbers of SMs");
+  if (!all.ok()) return all.status();
+  for (const Bytes& bytes : all.value()) {
+    int num_sms = 0;
+    if (bytes.size() != sizeof num_sms) {
+      return Status(MK_ERROR_SYSTEM, format("numbers of SMs: expected %zu bytes of each rank, saw %zu",
+                                            sizeof num_sms, bytes.size()));
+    }
+    std::memcpy(&num_sms, bytes.data(), sizeof num_sms);
+    num_sms_ = std::clamp(num_sms, 1, num_sms_);
+  }
+  return {};
+}
+
 CudaRank::~CudaRank() {
   {
     std::lock_guard lock(stop_mutex_);
@@ -79,6 +99,7 @@ CudaRank::~CudaRank() {
   stopping_.notify_all();
   if (watcher_.joinable()) watcher_.join();
   if (state_ != nullptr) cudaFree(state_);
+  if (staging_ != nullptr) cudaFree(staging_);
   if (mailbox_ != nullptr) cudaFreeHost(mailbox_);
 }
 
@@ -97,6 +118,7 @@ RankComm CudaRank::comm(const Arena& arena) const {
   comm.arena = arena.offset;
   comm.bank_bytes = arena.bank_bytes;
   comm.state = state_;
+  comm.staging = staging_;
   comm.mailbox = device_mailbox_;
   comm.wait_timeout_ns = static_cast<uint64_t>(context_.config.wait_timeout_ms) * 1000000;
   return comm;

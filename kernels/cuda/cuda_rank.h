@@ -25,13 +25,16 @@ class CudaRank {
     size_t bank_bytes;
   };
 
-  // Allocates and maps the control blocks. Collective; `device` is current.
-  static Result<std::unique_ptr<CudaRank>> make(const ExecutorContext& context, int device, Deadline deadline);
+  // Allocates and maps the control blocks. Collective; `device` is current. `num_sms`: that launches may use.
+  static Result<std::unique_ptr<CudaRank>> make(const ExecutorContext& context, int device, int num_sms,
+                                                Deadline deadline);
   ~CudaRank();
 
   // Appends an arena. Collective.
   Result<Arena> add_arena(size_t bank_bytes, Deadline deadline);
-  size_t workspace_bytes() const { return memory_->size() + sizeof(LaunchState); }
+  size_t workspace_bytes() const { return memory_->size() + sizeof(LaunchState) + num_sms_ * STAGING_BYTES; }
+  // CTAs of a launch: the fewest that any rank can have, because plans follow from it.
+  int num_sms() const { return num_sms_; }
 
   // The parameter of a launch, complete but for shape and entry.
   RankComm comm(const Arena& arena) const;
@@ -46,15 +49,18 @@ class CudaRank {
   size_t flight_record(mk_flight_entry_t* entries, size_t capacity) const;
 
  private:
-  explicit CudaRank(const ExecutorContext& context) : context_(context) {}
+  CudaRank(const ExecutorContext& context, int num_sms) : context_(context), num_sms_(num_sms) {}
   Status allocate(int device, Deadline deadline);
+  Status agree_on_sms(Deadline deadline);
   void report(const DeviceError& error);
   void watch();
 
   const ExecutorContext& context_;
+  int num_sms_;
   std::unique_ptr<SymmetricMemory> memory_;
   std::vector<std::byte*> bases_;
   LaunchState* state_ = nullptr;
+  std::byte* staging_ = nullptr;
   HostMailbox* mailbox_ = nullptr;         // as the host addresses it
   HostMailbox* device_mailbox_ = nullptr;  // as the device does
   uint64_t birth_ns_ = 0;

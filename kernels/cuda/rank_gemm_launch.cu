@@ -13,7 +13,7 @@
 namespace mk {
 namespace {
 
-// A copy warp's share of a chunk: large enough that an arrival (about 1 us) is rare beside it.
+// What a warp brings to the gathered A at a time.
 constexpr int64_t PIECE_BYTES = 16 << 10;
 
 int piece_rows(int64_t row_bytes) {
@@ -126,6 +126,12 @@ cudaError_t launch_gather(const GemmCall& call, const RankGemmPlan& plan, const 
   const int64_t box_source = plan.merged ? call.m : max_rows;
   if (!fill_load(call, plan.gemm, own_rows, box_source, kernel.stage_bytes, area, &params.load))
     return cudaErrorInvalidValue;
+  const bool has_a = own_rows > 0 && call.k > 0;
+  const int64_t lda = std::max<int64_t>(round_up(std::max(call.lda, call.k), 8), 8);
+  if (!encode_tensor_map(&params.map_push, gemm_type(call.dtype), has_a ? call.a : area, own_rows, call.k, lda,
+                         PIECE_ROWS, PIECE_COLUMNS, false)) {
+    return cudaErrorInvalidValue;
+  }
   for (int bank = 0; bank < 2; ++bank) {
     if (!encode_tensor_map(&params.map_gathered[bank], gemm_type(call.dtype), area + bank * comm.bank_bytes,
                            call.m, call.k, std::max<int64_t>(round_up(call.k, 8), 8),
@@ -169,14 +175,11 @@ cudaError_t launch_reduction(const GemmCall& call, const RankGemmPlan& plan, con
   params.tile_rows = std::max(1, plan.tile_rows);
   params.m = static_cast<int>(call.m);
   params.max_rows = static_cast<int>(std::max<int64_t>(1, rows));
-  params.num_chunks = plan.plan.num_chunks;
-  params.chunk_tiles = plan.plan.chunk_rows / plan.gemm.block_m;
-  params.slot_pitch = plan.slot_pitch;
+  params.tiles_per_owner = static_cast<int>(plan.tiles_per_owner);
   params.slot_bytes = plan.slot_bytes;
-  params.first_gather_flag = comm.nranks * plan.plan.num_chunks;
+  params.first_gather_flag = static_cast<int>(comm.nranks * plan.tiles_per_owner);
   params.gather_begin = plan.gather_begin;
   params.gather_pitch = plan.gather_pitch;
-  params.piece_rows = piece_rows(plan.gather_pitch);
   return launch(kernel, params, num_ctas, stream);
 }
 

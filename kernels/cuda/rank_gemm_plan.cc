@@ -12,7 +12,7 @@ namespace {
 
 using gemm_reduce_scatter::Reduction;
 
-// Chunks are as high as the highest tile, so that they do not depend on a rank's own choice of tile.
+// Chunks of gathered rows are as high as the highest tile, so that they do not depend on a rank's own choice.
 constexpr int CHUNK_ROWS = 128;
 // Coordinates of TMA are 32 bits.
 constexpr int64_t kMaxSize = INT32_MAX - 65536;
@@ -22,6 +22,8 @@ constexpr int MAX_PANELS = 8;
 constexpr int MIN_PANEL_STEPS = 4;
 // What two more hops cost, in bytes on the link: beyond it, an all-reduce goes by way of owners.
 constexpr int64_t ONE_SHOT_EXTRA_BYTES = 1500000;
+constexpr int64_t MAX_ONE_SHOT_ROWS = 1024;
+constexpr int64_t TYPICAL_K = 2048;
 
 // The tile for `rows` rows (whole ranks'), by the model of the plain product.
 GemmPlan choose_tile(const GemmCall& call, int64_t rows_of_rank, int num_owners, int64_t k, int num_sms) {
@@ -94,8 +96,25 @@ bool goes_one_shot(const GemmCall& call, int nranks) {
   if (call.tuning.algorithm != MK_ALGORITHM_AUTO) return call.tuning.algorithm == MK_ALGORITHM_ONE_SHOT;
   // One-shot sends a whole matrix to every peer, two-shot twice the share of one.
   const int64_t bytes = call.m * call.n * element_bytes(call.comm_dtype);
-  const int64_t extra = bytes * (nranks - 1) - bytes * (nranks - 1) / nranks * 2;
-  return call.m <= 1024 && extra <= ONE_SHOT_EXTRA_BYTES;
+  const int64_t extra = bytes * (nranks - 1) * (nranks - 2) / nranks;
+  return call.m <= MAX_ONE_SHOT_ROWS && extra <= ONE_SHOT_EXTRA_BYTES;
+}
+
+// Slots hold whole tiles, and the tile is chosen by the size of the call: what any call of up to these sizes
+// needs, whichever its tile.
+int64_t max_slot_bytes(int64_t rows, const GemmCall& call) {
+  return (rows + 127) * (call.n + 255) * element_bytes(call.comm_dtype);
+}
+
+// The same of one-shot calls, which are wide or high, but not both.
+int64_t max_one_shot_slot_bytes(const GemmCall& call, int nranks) {
+  const int bytes = element_bytes(call.comm_dtype);
+  const int64_t rows = std::min(call.m, MAX_ONE_SHOT_ROWS);
+  int64_t elements = rows * call.n;
+  // As in goes_one_shot().
+  if (nranks > 2)
+    elements = std::min(elements, ONE_SHOT_EXTRA_BYTES * nranks / ((nranks - 1) * (nranks - 2)) / bytes);
+  return (elements + 255 * rows + 127 * (call.n + 255)) * bytes;
 }
 
 Status plan_reduction(const GemmCall& call, int rank, int nranks, int num_sms, RankGemmPlan& to) {
@@ -105,31 +124,32 @@ Status plan_reduction(const GemmCall& call, int rank, int nranks, int num_sms, R
   to.reduction = one_shot ? Reduction::one_shot : reduces_all ? Reduction::two_shot : Reduction::scatter;
   to.num_owners = one_shot ? 1 : nranks;
   const int64_t rows = one_shot ? call.m : max_rows;
-  // One-shot flags stand for 64 rows of a tile, so the tile may not depend on k, which each rank has its own.
-  to.gemm = choose_tile(call, rows, to.num_owners, one_shot ? 4096 : call.k, num_sms);
+  // All ranks must choose the same tile, in which partial sums travel, but k is each rank's own.
+  to.gemm = choose_tile(call, rows, to.num_owners, TYPICAL_K, num_sms);
+  if (to.gemm.block_m == 0) return {};
   to.tile_rows = static_cast<int>(ceil_div(rows, to.gemm.block_m));
-  to.slot_pitch = round_up(call.n * element_bytes(call.comm_dtype), 16);
-  to.slot_bytes = rows * to.slot_pitch;
-  to.gather_begin = round_up(nranks * to.slot_bytes, 128);
+  to.tiles_per_owner = to.tile_rows * ceil_div(call.n, to.gemm.block_n);
+  to.slot_bytes = to.tiles_per_owner * to.gemm.block_m * to.gemm.block_n * element_bytes(call.comm_dtype);
+  to.gather_begin = round_up(nranks * max_slot_bytes(max_rows, call), 128);
   to.gather_pitch = round_up(call.n * element_bytes(call.out_dtype), 16);
-  to.area_bytes = to.gather_begin + (to.reduction == Reduction::two_shot ? call.m * to.gather_pitch : 0);
+  to.area_bytes = to.gather_begin + (reduces_all ? call.m * to.gather_pitch : 0);
   if (reduces_all) {
     // An area prepared for large calls must serve every smaller one, which may be one-shot.
-    const int64_t all_slots = nranks * call.m * to.slot_pitch;
-    const int64_t most = int64_t{nranks} * nranks * ONE_SHOT_EXTRA_BYTES;
-    to.area_bytes = std::max(to.area_bytes, std::min(all_slots, most));
+    to.area_bytes = std::max(to.area_bytes, nranks * max_one_shot_slot_bytes(call, nranks));
+    if (one_shot) to.area_bytes = std::max(to.area_bytes, nranks * max_slot_bytes(call.m, call));
   }
   fill_public_plan(call, nranks, num_sms, to);
   to.plan.algorithm = one_shot      ? MK_ALGORITHM_ONE_SHOT
                       : reduces_all ? MK_ALGORITHM_TWO_SHOT
                                     : MK_ALGORITHM_AUTO;
-  const int64_t blocks = int64_t{to.tile_rows} * (to.gemm.block_m / 64) *
-                         ceil_div(std::max<int64_t>(call.n, 1), std::max(1, to.gemm.block_n));
-  const int64_t flags = nranks * (one_shot ? blocks : to.plan.num_chunks * (reduces_all ? 2 : 1));
+  const int flags_per_tile = one_shot ? to.gemm.block_m / 16 : reduces_all ? 2 : 1;
+  const int64_t flags = nranks * to.tiles_per_owner * flags_per_tile;
   if (flags > kFlagsPerBank) return too_many_flags(call, flags);
   const int64_t row_bytes = call.n * element_bytes(call.comm_dtype);
   const int64_t own_rows = rows_count(call.m, nranks, rank);
-  to.plan.chunk_bytes = std::min<int64_t>(CHUNK_ROWS, rows) * row_bytes;
+  to.plan.chunk_rows = to.gemm.block_m;
+  to.plan.num_chunks = static_cast<int>(std::max<int64_t>(1, to.tiles_per_owner));
+  to.plan.chunk_bytes = int64_t{to.gemm.block_m} * to.gemm.block_n * element_bytes(call.comm_dtype);
   to.plan.link_bytes = one_shot ? call.m * row_bytes * (nranks - 1) : (call.m - own_rows) * row_bytes;
   if (to.reduction == Reduction::two_shot)
     to.plan.link_bytes += own_rows * call.n * element_bytes(call.out_dtype) * (nranks - 1);

@@ -21,7 +21,7 @@ struct RankGemmPlan {
   int panel_steps = 1;
   // Reductions.
   gemm_reduce_scatter::Reduction reduction = gemm_reduce_scatter::Reduction::scatter;
-  int64_t slot_pitch = 0;
+  int64_t tiles_per_owner = 0;
   int64_t slot_bytes = 0;
   int64_t gather_begin = 0;
   int64_t gather_pitch = 0;

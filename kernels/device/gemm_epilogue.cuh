@@ -16,10 +16,12 @@
 
 namespace mk {
 
-// A warp stores its 16 rows by itself, 128 bytes of each at a time, through two buffers, so that it waits for
-// no other.
+// A warp stores its 16 rows by itself, 128 bytes of each at a time, so that it waits for no other: through two
+// buffers, or, where shared memory is short, one.
+template <int NUM_>
 struct alignas(128) EpilogueBuffers {
-  uint8_t rows[2][16 * 128];
+  static constexpr int NUM = NUM_;
+  uint8_t rows[NUM][16 * 128];
 };
 
 template <class Out>
@@ -127,10 +129,10 @@ __device__ __forceinline__ void fill_buffer_fp32(const float (&d)[NUM_ACCUMULATO
 }
 
 // `m`, `n`: the warp's first row and column; rows from `m_end` on are not written.
-template <class Out, int NUM_ACCUMULATORS>
+template <class Out, int NUM_BUFFERS, int NUM_ACCUMULATORS>
 __device__ __forceinline__ void store_rows(float (&accumulators)[NUM_ACCUMULATORS],
-                                           const EpilogueParams& params, EpilogueBuffers& buffers, int m,
-                                           int m_end, int n) {
+                                           const EpilogueParams& params, EpilogueBuffers<NUM_BUFFERS>& buffers,
+                                           int m, int m_end, int n) {
   constexpr int BLOCK_N = 2 * NUM_ACCUMULATORS;
   constexpr int COLUMNS = sizeof(Out) == 4 || BLOCK_N % 64 != 0 ? 32 : 64;
   constexpr int ROW_BYTES = COLUMNS * sizeof(Out);
@@ -149,7 +151,9 @@ __device__ __forceinline__ void store_rows(float (&accumulators)[NUM_ACCUMULATOR
   for (int i = 0; i < BLOCK_N / COLUMNS; ++i) {
     // With two buffers, the barrier of one pass keeps the next but one from overwriting what is still being
     // read.
-    const uint32_t buffer = ptx::smem_address(buffers.rows[i % 2]);
+    if (NUM_BUFFERS == 1 && i > 0) __syncwarp();
+    uint8_t* rows = buffers.rows[i % NUM_BUFFERS];
+    const uint32_t buffer = ptx::smem_address(rows);
     if constexpr (sizeof(Out) == 2) {
       fill_buffer_16_bit<Out, COLUMNS>(accumulators, i * COLUMNS / 2, buffer);
     } else {
@@ -170,7 +174,7 @@ __device__ __forceinline__ void store_rows(float (&accumulators)[NUM_ACCUMULATOR
 #pragma unroll 1
     for (int row = 0; row < 16 && row < num_rows; row += ROWS_PER_PASS) {
       const uint32_t offset = swizzled_chunk<ROW_BYTES>(0, first_row + row, chunk);
-      const Out* source = reinterpret_cast<const Out*>(buffers.rows[i % 2] + offset);
+      const Out* source = reinterpret_cast<const Out*>(rows + offset);
       Out* at = destination + row * params.ldc + i * COLUMNS;
 #pragma unroll 1
       for (int element = 0; element < ELEMENTS_PER_CHUNK && element < num_columns; ++element) {
@@ -183,10 +187,11 @@ __device__ __forceinline__ void store_rows(float (&accumulators)[NUM_ACCUMULATOR
 }
 
 // One warp's 16 rows of a tile, the first at (m, n) of the output, as far as they lie before `m_end`.
-template <int NUM_ACCUMULATORS>
+template <int NUM_BUFFERS, int NUM_ACCUMULATORS>
 __device__ __forceinline__ void store_tile_rows(float (&accumulators)[NUM_ACCUMULATORS],
-                                                const EpilogueParams& params, EpilogueBuffers& buffers, int m,
-                                                int m_end, int n) {
+                                                const EpilogueParams& params,
+                                                EpilogueBuffers<NUM_BUFFERS>& buffers, int m, int m_end,
+                                                int n) {
   if (m >= m_end) return;
   if (params.bias != nullptr) add_bias(accumulators, params, n + threadIdx.x % 4 * 2);
   if (params.out_type == GemmType::bf16) {

@@ -1,190 +1,159 @@
 // SPDX-License-Identifier: MIT
-// The end of a reduction over ranks, in the epilogue of the owner's own tile: its partial, rounded as the
-// others' are, and theirs from the slots they pushed them into, summed in fp32 in the order of ranks.
+// Partial tiles on their way to the rank that sums them: in the order of the accumulators, so that both ends
+// read and write whole lines without a transposition. The sum is in fp32, in the order of ranks.
 #pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <cstddef>
+
 #include "kernels/device/gemm_epilogue.cuh"
+#include "kernels/device/host_device.h"
 
 namespace mk {
 
-struct PartialSlots {
-  const std::byte* base;  // this rank's receive area
-  int64_t slot_bytes;
-  int64_t pitch;  // bytes
-  int rank;
+// A slab is a warp's 16 rows of a tile; a tile is its slabs one after another. A chunk of 16 bytes holds
+// consecutive accumulators of a lane; chunk i of all lanes is followed by chunk i + 1.
+template <int BLOCK_N>
+MK_HOST_DEVICE constexpr int slab_bytes(int element_bytes) {
+  return 16 * BLOCK_N * element_bytes;
+}
+
+template <class T>
+struct PartialChunk {
+  static constexpr int NUM = 8;
+  __device__ static __forceinline__ uint4 pack(const float* a) {
+    return make_uint4(pack_pair<T>(a[0], a[1]), pack_pair<T>(a[2], a[3]), pack_pair<T>(a[4], a[5]),
+                      pack_pair<T>(a[6], a[7]));
+  }
+  __device__ static __forceinline__ void add_pair(float* a, uint32_t word);
+  __device__ static __forceinline__ void add(float* a, uint4 chunk) {
+    add_pair(a, chunk.x);
+    add_pair(a + 2, chunk.y);
+    add_pair(a + 4, chunk.z);
+    add_pair(a + 6, chunk.w);
+  }
+};
+template <>
+__device__ __forceinline__ void PartialChunk<__nv_bfloat16>::add_pair(float* a, uint32_t word) {
+  a[0] += __uint_as_float(word << 16);
+  a[1] += __uint_as_float(word & 0xffff0000u);
+}
+template <>
+__device__ __forceinline__ void PartialChunk<__half>::add_pair(float* a, uint32_t word) {
+  const float2 pair = __half22float2(*reinterpret_cast<const __half2*>(&word));
+  a[0] += pair.x;
+  a[1] += pair.y;
+}
+template <>
+struct PartialChunk<float> {
+  static constexpr int NUM = 4;
+  __device__ static __forceinline__ uint4 pack(const float* a) {
+    return make_uint4(__float_as_uint(a[0]), __float_as_uint(a[1]), __float_as_uint(a[2]),
+                      __float_as_uint(a[3]));
+  }
+  __device__ static __forceinline__ void add(float* a, uint4 chunk) {
+    a[0] += __uint_as_float(chunk.x);
+    a[1] += __uint_as_float(chunk.y);
+    a[2] += __uint_as_float(chunk.z);
+    a[3] += __uint_as_float(chunk.w);
+  }
+};
+
+template <class T, int N>
+__device__ __forceinline__ void store_slab_as(const float (&accumulators)[N], std::byte* slab) {
+  uint4* chunks = reinterpret_cast<uint4*>(slab) + threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < N / PartialChunk<T>::NUM; ++i) {
+    chunks[32 * i] = PartialChunk<T>::pack(accumulators + i * PartialChunk<T>::NUM);
+  }
+}
+
+// A warp's rows to `slab`, which may be a peer's.
+template <int N>
+__device__ __forceinline__ void store_slab(const float (&accumulators)[N], GemmType type, std::byte* slab) {
+  if (type == GemmType::bf16) {
+    store_slab_as<__nv_bfloat16>(accumulators, slab);
+  } else if (type == GemmType::fp16) {
+    store_slab_as<__half>(accumulators, slab);
+  } else {
+    store_slab_as<float>(accumulators, slab);
+  }
+}
+
+// The same slab of every source, in this rank's memory.
+struct PartialSlabs {
+  const std::byte* first;  // source 0's
+  int64_t slot_bytes;      // from source to source
   int nranks;
 };
 
-// Where finished rows go: C, and, for an all-reduce, the same place of every peer's receive area.
-struct FinishedRows {
-  const EpilogueParams& output;
-  int64_t c_row;            // row of C that the owner's first row is
-  bool rounds_first;        // the all-reduce rounds before it adds to C, so that all ranks add the same
-  std::byte* const* peers;  // receive area of each rank at its finished rows, or null
-  int64_t peer_offset;
-  int64_t peer_pitch;
-};
-
-template <int N>
-__device__ __forceinline__ void add_elements(float (&sums)[N], uint4 chunk, GemmType type) {
-  const uint32_t words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
-  if constexpr (N == 4) {
+// Accumulators [first, first + N) of a warp's slab, summed.
+template <class T, int N>
+__device__ __forceinline__ void sum_slabs_as(float (&sums)[N], const PartialSlabs& slabs, int first) {
+  constexpr int NUM = PartialChunk<T>::NUM;
+  constexpr int CHUNKS = N / NUM;
+  constexpr int SOURCES = 4;  // read together
+  const std::byte* lane = slabs.first + first / NUM * 512 + threadIdx.x % 32 * 16;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) sums[i] += __uint_as_float(words[i]);
-  } else if (type == GemmType::bf16) {
+  for (int i = 0; i < N; ++i) sums[i] = 0.0f;
+#pragma unroll 1
+  for (int group = 0; group < slabs.nranks; group += SOURCES) {
+    uint4 chunks[SOURCES][CHUNKS];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      sums[2 * i] += __uint_as_float(words[i] << 16);
-      sums[2 * i + 1] += __uint_as_float(words[i] & 0xffff0000u);
+    for (int s = 0; s < SOURCES; ++s) {
+#pragma unroll
+      for (int j = 0; j < CHUNKS; ++j) {
+        chunks[s][j] = make_uint4(0, 0, 0, 0);
+        if (group + s < slabs.nranks)
+          chunks[s][j] =
+              __ldcg(reinterpret_cast<const uint4*>(lane + (group + s) * slabs.slot_bytes + j * 512));
+      }
     }
-  } else {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 pair = __half22float2(*reinterpret_cast<const __half2*>(&words[i]));
-      sums[2 * i] += pair.x;
-      sums[2 * i + 1] += pair.y;
+    for (int s = 0; s < SOURCES; ++s) {
+#pragma unroll
+      for (int j = 0; j < CHUNKS; ++j) PartialChunk<T>::add(sums + j * NUM, chunks[s][j]);
     }
   }
 }
 
-template <class T, int N>
-struct alignas(N * sizeof(T) > 16 ? 16 : N * sizeof(T)) Elements {
-  T at[N];
-};
-
-template <class Out, int N>
-__device__ __forceinline__ void store_elements(Out* at, const Elements<Out, N>& values, int count,
-                                               bool aligned) {
-  if (aligned && count >= N) {
-    *reinterpret_cast<Elements<Out, N>*>(at) = values;
-    return;
-  }
+// Rounds to the output's type, with the bias added, which is then done.
+template <int N>
+__device__ __forceinline__ void round_result(float (&sums)[N], EpilogueParams& output, int column) {
+  if (output.bias != nullptr) add_bias(sums, output, column + threadIdx.x % 4 * 2);
+  output.bias = nullptr;
 #pragma unroll
   for (int i = 0; i < N; ++i) {
-    if (i < count) at[i] = values.at[i];
+    if (output.out_type == GemmType::bf16) sums[i] = __bfloat162float(__float2bfloat16(sums[i]));
+    if (output.out_type == GemmType::fp16) sums[i] = __half2float(__float2half(sums[i]));
   }
 }
 
-__device__ __forceinline__ float load_bias(const EpilogueParams& params, int column) {
-  if (params.bias_type == GemmType::bf16) return static_cast<const __nv_bfloat16*>(params.bias)[column];
-  if (params.bias_type == GemmType::fp16) return static_cast<const __half*>(params.bias)[column];
-  return static_cast<const float*>(params.bias)[column];
-}
-
-// N sums of the owner's row `row` from `column` on, of which `count` are inside.
-template <class Out, int N>
-__device__ __forceinline__ void finish_elements(const FinishedRows& to, float (&sums)[N], int64_t row,
-                                                int column, int count, const PartialSlots& slots) {
-  const EpilogueParams& output = to.output;
-  if (output.bias != nullptr) {
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      if (i < count) sums[i] += load_bias(output, column + i);
-    }
-  }
-  Out* c = static_cast<Out*>(output.c) + (to.c_row + row) * output.ldc + column;
-  Elements<Out, N> values;
-#pragma unroll
-  for (int i = 0; i < N; ++i) values.at[i] = static_cast<Out>(sums[i]);
-  if (to.peers != nullptr) {
-    // Whole chunks: rows of the receive areas are padded to 16 bytes.
-    const int64_t offset = to.peer_offset + row * to.peer_pitch + column * int64_t{sizeof(Out)};
-    for (int step = 1; step < slots.nranks; ++step) {
-      const int peer = slots.rank + step < slots.nranks ? slots.rank + step : slots.rank + step - slots.nranks;
-      store_elements(reinterpret_cast<Out*>(to.peers[peer] + offset), values, count, true);
-    }
-  }
-  if (output.accumulate) {
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      const float before = i < count ? static_cast<float>(c[i]) : 0.0f;
-      values.at[i] = static_cast<Out>((to.rounds_first ? static_cast<float>(values.at[i]) : sums[i]) + before);
-    }
-  }
-  store_elements(c, values, count, output.rows_aligned);
-}
-
-// One pass over COLUMNS columns of a warp's 16 rows, whose own partials lie packed in `buffer`. N elements make
-// 16 bytes of a partial. `row`: the warp's first, of the owner's; rows from row_end on do not exist.
-template <int COLUMNS, int N>
-__device__ __forceinline__ void reduce_pass(const PartialSlots& slots, const FinishedRows& to,
-                                            GemmType comm_type, uint32_t buffer, int64_t row, int64_t row_end,
-                                            int column) {
-  constexpr int ROW_BYTES = COLUMNS * 16 / N;
-  constexpr int LANES_PER_ROW = ROW_BYTES / 16;
-  constexpr int ROWS_PER_PASS = 32 / LANES_PER_ROW;
-  constexpr int GROUP = 4;  // sources read together
-  const int lane = threadIdx.x % 32;
-  const int chunk = lane % LANES_PER_ROW;
-  const int lane_row = lane / LANES_PER_ROW;
-  const int lane_column = column + chunk * N;
-  const int count = to.output.n - lane_column;
-  if (count <= 0) return;
-    // Rolled up: straight code for every row is slow to fetch, and slower to compile.
+// Sums a warp's slab and stores it as `output` says; `row`, `row_end`, `column` as for store_tile_rows. By a
+// few columns at a time, from memory alone: the accumulators are free by now, and all registers serve to have
+// many loads in flight. `rounds_first`: before it adds to C, the all-reduce rounds, so that all ranks add the
+// same.
+template <int BLOCK_N>
+__device__ __forceinline__ void finish_slab(const PartialSlabs& slabs, GemmType comm_type,
+                                            const EpilogueParams& output, bool rounds_first,
+                                            EpilogueBuffers<1>& buffers, int row, int row_end, int column) {
+  constexpr int COLUMNS = BLOCK_N % 64 == 0 ? 64 : 32;
 #pragma unroll 1
-  for (int first_row = lane_row; first_row < 16 && row + first_row < row_end; first_row += ROWS_PER_PASS) {
-    const std::byte* partials = slots.base + (row + first_row) * slots.pitch + lane_column * int64_t{16 / N};
-    float sums[N] = {};
-#pragma unroll 1
-    for (int first = 0; first < slots.nranks; first += GROUP) {
-      uint4 chunks[GROUP];
-#pragma unroll
-      for (int g = 0; g < GROUP; ++g) {
-        const int source = first + g;
-        chunks[g] = make_uint4(0, 0, 0, 0);
-        if (source == slots.rank) {
-          chunks[g] = ptx::ld_shared_v4(swizzled_chunk<ROW_BYTES>(buffer, first_row, chunk));
-        } else if (source < slots.nranks) {
-          chunks[g] = *reinterpret_cast<const uint4*>(partials + source * slots.slot_bytes);
-        }
-      }
-#pragma unroll
-      for (int g = 0; g < GROUP; ++g) add_elements(sums, chunks[g], comm_type);
-    }
-    if (to.output.out_type == GemmType::bf16) {
-      finish_elements<__nv_bfloat16>(to, sums, row + first_row, lane_column, count, slots);
-    } else if (to.output.out_type == GemmType::fp16) {
-      finish_elements<__half>(to, sums, row + first_row, lane_column, count, slots);
+  for (int begin = 0; begin < BLOCK_N; begin += COLUMNS) {
+    float sums[COLUMNS / 2];
+    if (comm_type == GemmType::bf16) {
+      sum_slabs_as<__nv_bfloat16>(sums, slabs, begin / 2);
+    } else if (comm_type == GemmType::fp16) {
+      sum_slabs_as<__half>(sums, slabs, begin / 2);
     } else {
-      finish_elements<float>(to, sums, row + first_row, lane_column, count, slots);
+      sum_slabs_as<float>(sums, slabs, begin / 2);
     }
+    EpilogueParams to = output;
+    if (rounds_first && to.accumulate) round_result(sums, to, column + begin);
+    store_tile_rows(sums, to, buffers, row, row_end, column + begin);
   }
-}
-
-// One warp's 16 rows of the owner's tile. The peers' flags have been seen by every lane.
-template <int NUM_ACCUMULATORS>
-__device__ __forceinline__ void reduce_tile_rows(const float (&accumulators)[NUM_ACCUMULATORS],
-                                                 const PartialSlots& slots, const FinishedRows& to,
-                                                 GemmType comm_type, EpilogueBuffers& buffers, int64_t row,
-                                                 int64_t row_end, int column) {
-  constexpr int BLOCK_N = 2 * NUM_ACCUMULATORS;
-  if (row >= row_end) return;
-  if (comm_type == GemmType::fp32) {
-#pragma unroll
-    for (int i = 0; i < BLOCK_N / 32; ++i) {
-      const uint32_t buffer = ptx::smem_address(buffers.rows[i % 2]);
-      fill_buffer_fp32(accumulators, i * 16, buffer);
-      __syncwarp();
-      reduce_pass<32, 4>(slots, to, comm_type, buffer, row, row_end, column + i * 32);
-    }
-  } else {
-    constexpr int COLUMNS = BLOCK_N % 64 == 0 ? 64 : 32;
-#pragma unroll
-    for (int i = 0; i < BLOCK_N / COLUMNS; ++i) {
-      const uint32_t buffer = ptx::smem_address(buffers.rows[i % 2]);
-      if (comm_type == GemmType::bf16) {
-        fill_buffer_16_bit<__nv_bfloat16, COLUMNS>(accumulators, i * COLUMNS / 2, buffer);
-      } else {
-        fill_buffer_16_bit<__half, COLUMNS>(accumulators, i * COLUMNS / 2, buffer);
-      }
-      __syncwarp();
-      reduce_pass<COLUMNS, 8>(slots, to, comm_type, buffer, row, row_end, column + i * COLUMNS);
-    }
-  }
-  __syncwarp();
 }
 
 }  // namespace mk

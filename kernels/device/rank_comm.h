@@ -12,7 +12,7 @@ namespace mk {
 
 // The roles and the things waited for, numbered for the report; cuda_rank.cc has their names.
 enum class DeviceRole : uint32_t { copy = 0, entry, compute, reduce, gather, NUM };
-enum class DeviceObject : uint32_t { chunk = 0, partial, reduced_chunk, entry, NUM };
+enum class DeviceObject : uint32_t { chunk = 0, partial, reduced_tile, entry, NUM };
 
 // The first thing that went wrong in a launch.
 struct DeviceError {
@@ -57,10 +57,14 @@ struct LaunchState {
   uint32_t running;        // CTAs inside, of a launch; 0 between launches
   uint32_t num_exited;     // CTAs of this launch that are done
   uint32_t failed;         // this launch has reported an error: waits end
+  uint32_t gather_ticket;  // pieces handed out
   // Arrivals of a chunk's pieces; the last to arrive raises the chunk's flag and puts the count back to 0.
-  uint32_t first_counts[kFlagsPerBank];
-  uint32_t second_counts[kFlagsPerBank];
+  uint32_t counts[kFlagsPerBank];
 };
+
+// Tiles that a CTA has finished and its push warps have yet to send; the largest is 128x256 of fp32.
+constexpr int NUM_STAGED_TILES = 2;
+constexpr size_t STAGING_BYTES = NUM_STAGED_TILES * 128 * 256 * 4;
 
 // Ranks of a node, at most.
 constexpr int MAX_LOCAL_RANKS = 32;
@@ -75,6 +79,7 @@ struct RankComm {
   size_t arena;                        // the receive areas' offset in it, bank 0 before bank 1
   size_t bank_bytes;
   LaunchState* state;
+  std::byte* staging;  // in device memory, STAGING_BYTES a CTA
   HostMailbox* mailbox;
   uint64_t wait_timeout_ns;
   EntryRecord entry;  // the epoch left to the kernel

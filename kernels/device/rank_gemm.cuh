@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "kernels/device/bulk_push.cuh"
 #include "kernels/device/gemm_epilogue.cuh"
 #include "kernels/device/gemm_roles.cuh"
 #include "kernels/device/rank_gemm_tiles.h"
@@ -16,15 +17,33 @@ namespace mk {
 template <class Config>
 struct RankGemmStorage {
   MainloopStorage<Config> mainloop;
-  EpilogueBuffers epilogue[Config::NUM_CONSUMER_WARPS];
+  EpilogueBuffers<1> epilogue[Config::NUM_CONSUMER_WARPS];
+  PushStorage push;
+  // Finished tiles, from the consumers to the push warps.
+  uint64_t staged_full[NUM_STAGED_TILES];
+  uint64_t staged_empty[NUM_STAGED_TILES];
 };
 
-// Warps 1 to 3 of every CTA's producer warpgroup.
-constexpr int NUM_COPY_WARPS = 3;
+// By one thread of the CTA, before a CTA-wide barrier.
+template <class Config>
+__device__ __forceinline__ void storage_init(RankGemmStorage<Config>& smem) {
+  for (int slot = 0; slot < NUM_STAGED_TILES; ++slot) {
+    ptx::mbarrier_init(&smem.staged_full[slot], Config::BLOCK_M / 16);
+    ptx::mbarrier_init(&smem.staged_empty[slot], NUM_PUSH_WARPS);
+  }
+  push_init(smem.push);
+  mainloop_init<Config>(smem.mainloop, {0, 1});
+}
+
+// Warps 1 to 3 of every CTA's producer warpgroup: the push warps, and one that never pushes.
+constexpr int NUM_COPY_WARPS = NUM_PUSH_WARPS + 1;
 struct CopyWarp {
-  int index;  // of all CTAs'
-  int count;
-  __device__ bool is_first() const { return index == 0; }
+  int warp;  // of the CTA's
+  __device__ bool pushes() const { return warp < NUM_PUSH_WARPS; }
+  // The launch's one warp that meets the other ranks.
+  __device__ bool greets() const { return blockIdx.x == 0 && warp == NUM_PUSH_WARPS; }
+  // Of all CTAs' copy warps, the push warps first; neighbours are in different CTAs.
+  __device__ int index() const { return warp * gridDim.x + blockIdx.x; }
 };
 
 // The warps of a CTA part here, once and for all. produce() runs on one thread, copy(warp) on NUM_COPY_WARPS
@@ -45,8 +64,7 @@ __device__ __forceinline__ void run_roles(Produce&& produce, Copy&& copy, Consum
       if (threadIdx.x % 32 == 0) produce();
       __syncwarp();
     } else {
-      copy(CopyWarp{static_cast<int>(blockIdx.x) * NUM_COPY_WARPS + warp - 1,
-                    static_cast<int>(gridDim.x) * NUM_COPY_WARPS});
+      copy(CopyWarp{warp - 1});
     }
   } else {
     if constexpr (DEAL_REGISTERS) ptx::setmaxnreg_inc<NUM_CONSUMER_REGISTERS>();

@@ -9,6 +9,8 @@
 
 namespace mk {
 
+constexpr uint32_t POLL_PAUSE_NS = 32;
+
 class RankLaunch {
  public:
   __device__ explicit RankLaunch(const RankComm& comm)
@@ -32,8 +34,11 @@ class RankLaunch {
   __device__ bool wait_flag(int index, DeviceRole role, DeviceObject object, int peer,
                             uint64_t object_index) const {
     const uint64_t* word = flag(comm_.rank, index);
-    if (ptx::ld_acquire_sys(word) >= epoch_) return true;
-    return wait_slowly(word, role, object, peer, object_index);
+    if (ptx::ld_relaxed_sys(word) < epoch_ && !wait_slowly(word, role, object, peer, object_index))
+      return false;
+    // Once, and not in every poll: an acquire empties the SM's L1 cache and holds up its other warps.
+    ptx::ld_acquire_sys(word);
+    return true;
   }
 
   // Has something failed here, or has the host called for the end?
@@ -59,15 +64,19 @@ class RankLaunch {
   }
   __device__ void publish_error() const { ptx::st_release_sys(&comm_.mailbox->failed, 1); }
 
-  // By one warp of the launch, before anything else: tells the peers. Entries are compared by wait_entries.
-  __device__ void enter() const;
-  // By the same warp, when nothing is left that it owes: until all ranks have entered.
-  __device__ void wait_entries() const;
+  // By one warp of the launch that owes the others nothing: tells the peers, waits until all ranks have
+  // entered, and compares what they say.
+  __device__ void greet() const {
+    enter();
+    wait_entries();
+  }
   // By every CTA, all threads: at its start (thread 0 counts the CTA in) and at its end.
   __device__ void begin_cta() const;
   __device__ void end_cta() const;
 
  private:
+  __device__ void enter() const;
+  __device__ void wait_entries() const;
   __device__ bool wait_slowly(const uint64_t* word, DeviceRole role, DeviceObject object, int peer,
                               uint64_t object_index) const;
   __device__ EntryRecord* entry(int rank, int source) const {
@@ -85,7 +94,8 @@ __device__ inline bool RankLaunch::wait_slowly(const uint64_t* word, DeviceRole 
                                                int peer, uint64_t object_index) const {
   constexpr int POLLS_PER_LOOK = 256;
   uint64_t since = ptx::globaltimer();
-  for (int polls = 1; ptx::ld_acquire_sys(word) < epoch_; ++polls) {
+  for (int polls = 1; ptx::ld_relaxed_sys(word) < epoch_; ++polls) {
+    __nanosleep(POLL_PAUSE_NS);
     if (polls % POLLS_PER_LOOK != 0) continue;
     if (stopped()) return false;
     const uint64_t now = ptx::globaltimer();
@@ -133,7 +143,8 @@ __device__ inline void RankLaunch::wait_entries() const {
   const uint64_t* own = reinterpret_cast<const uint64_t*>(&comm_.entry);
   for (int source = threadIdx.x % 32; source < comm_.nranks; source += 32) {
     const EntryRecord* record = entry(comm_.rank, source);
-    for (int polls = 1; ptx::ld_acquire_sys(&record->epoch) < epoch_; ++polls) {
+    for (int polls = 1; ptx::ld_relaxed_sys(&record->epoch) < epoch_; ++polls) {
+      __nanosleep(POLL_PAUSE_NS);
       if (polls % 256 == 0 && stopped()) break;
     }
     if (ptx::ld_acquire_sys(&record->epoch) < epoch_) continue;
@@ -176,6 +187,7 @@ __device__ inline void RankLaunch::end_cta() const {
   __threadfence();
   const bool failed = stopped();
   state.num_exited = 0;
+  state.gather_ticket = 0;
   state.failed = 0;
   state.running = 0;
   state.epoch = epoch_;

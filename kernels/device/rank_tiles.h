@@ -29,7 +29,10 @@ class RankTileCursor {
   MK_HOST_DEVICE bool next(TileWork* work, int block_m, RowsOf&& rows_of) {
     while (cursor_.next(work)) {
       const RankTile tile = place(*work, tile_rows_);
-      if (int64_t{tile.index} * block_m < rows_of(tile.position)) return true;
+      if (int64_t{tile.index} * block_m < rows_of(tile.position)) {
+        work->ordinal = num_tiles_++;
+        return true;
+      }
     }
     return false;
   }
@@ -37,6 +40,7 @@ class RankTileCursor {
  private:
   TileCursor cursor_;
   int tile_rows_;
+  int num_tiles_ = 0;
 };
 
 }  // namespace mk

@@ -20,6 +20,7 @@ struct TileWork {
   int first_peer;
   int num_peers;
   bool is_owner;
+  int ordinal;  // of the CTA's tiles; RankTileCursor alone counts
 };
 
 // Tiles [0, num_streamk_tiles) are cut into equal ranges of k-steps, one a worker; the rest are whole tiles,

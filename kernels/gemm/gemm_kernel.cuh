@@ -28,7 +28,7 @@ struct GemmParams {
 template <class Config>
 struct GemmStorage {
   MainloopStorage<Config> mainloop;
-  EpilogueBuffers epilogue[Config::NUM_CONSUMER_WARPS];
+  EpilogueBuffers<2> epilogue[Config::NUM_CONSUMER_WARPS];
 };
 
 using GemmKernel = void (*)(GemmParams);

@@ -92,42 +92,67 @@ __device__ __forceinline__ void produce(const RankLaunch& launch, MainloopStorag
   }
 }
 
-// Pushes this rank's rows. Pieces in the order in which they are wanted: a panel, to the peer that is to
-// compute it first (the one before this rank), chunk by chunk.
+// A push warp's unit of work: 16 rows of a chunk by up to 1,024 columns of a panel, in pieces of 8 KB.
+constexpr int PIECE_ROWS = 16;
+constexpr int PIECE_COLUMNS = PUSH_BUFFER_BYTES / 2 / PIECE_ROWS;
+constexpr int UNIT_COLUMNS = 4 * PIECE_COLUMNS;
+
+// Pushes this rank's rows. Units in the order in which they are wanted: a panel, to the peer that is to compute
+// it first (the one before this rank), chunk by chunk.
 __device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaParams& params,
-                                          const CopyWarp& warp) {
+                                          PushStorage& storage, const CopyWarp& warp) {
   const Schedule& schedule = params.schedule;
   const int rank = params.comm.rank;
-  const int64_t rows = schedule.rows(rank);
-  const int num_chunks = schedule.chunks(rank);
-  const int pieces_per_chunk = static_cast<int>(ceil_div(schedule.chunk_rows, params.piece_rows));
+  const int lane = threadIdx.x % 32;
+  const int rows = rows_of(params, rank);
+  const int chunk_rows = static_cast<int>(schedule.chunk_rows);
+  const int num_columns = static_cast<int>(schedule.k);
+  const int panel_columns = params.panel_steps * 64;
+  const int units_across = (min(panel_columns, num_columns) + UNIT_COLUMNS - 1) / UNIT_COLUMNS;
+  const int units_per_chunk = chunk_rows / PIECE_ROWS * units_across;
+  const int units_per_peer = (rows + chunk_rows - 1) / chunk_rows * units_per_chunk;
   const int first_position = params.merged ? 0 : 1;
   const int num_positions = params.comm.nranks - first_position;
-  const int64_t panel_bytes = int64_t{params.panel_steps} * 128;
-  const int64_t pieces_per_peer = int64_t{num_chunks} * pieces_per_chunk;
-  const int64_t num_pieces = pieces_per_peer * num_positions * params.num_panels;
+  const int64_t num_units = int64_t{units_per_peer} * num_positions * params.num_panels;
+  const auto pitch = static_cast<int64_t>(schedule.row_pitch());
+  BulkPush push(storage, warp.warp);
 #pragma unroll 1
-  for (int64_t idx = warp.index; idx < num_pieces; idx += warp.count) {
-    const int64_t peer_idx = idx / pieces_per_peer;
-    const int64_t piece_idx = idx - peer_idx * pieces_per_peer;
-    const int panel = static_cast<int>(peer_idx / num_positions);
-    const int position = static_cast<int>(peer_idx - int64_t{panel} * num_positions) + first_position;
-    const int chunk = static_cast<int>(piece_idx / pieces_per_chunk);
-    const int piece = static_cast<int>(piece_idx - int64_t{chunk} * pieces_per_chunk);
-    const int64_t chunk_rows = schedule.chunk_count(rank, chunk);
-    const int64_t first_row = int64_t{piece} * params.piece_rows;
-    if (first_row >= chunk_rows) continue;
+  for (int64_t idx = warp.index(); idx < num_units; idx += NUM_PUSH_WARPS * gridDim.x) {
+    const int turn = static_cast<int>(idx / units_per_peer);
+    const int unit = static_cast<int>(idx - int64_t{turn} * units_per_peer);
+    const int panel = turn / num_positions;
+    const int position = turn - panel * num_positions + first_position;
+    const int chunk = unit / units_per_chunk;
+    const int unit_in_chunk = unit - chunk * units_per_chunk;
+    const int row = chunk * chunk_rows + unit_in_chunk / units_across * PIECE_ROWS;
+    const int panel_end = min((panel + 1) * panel_columns, num_columns);
+    const int first_column = panel * panel_columns + unit_in_chunk % units_across * UNIT_COLUMNS;
+    if (row >= rows || first_column >= panel_end) continue;
     const int peer = rank >= position ? rank - position : rank - position + params.comm.nranks;
-    const int64_t row = chunk * schedule.chunk_rows + first_row;
-    const int64_t column = panel * panel_bytes;
-    const int64_t pitch = static_cast<int64_t>(schedule.row_pitch());
-    copy_rows({launch.area(peer, schedule.area_offset(rank, chunk) + first_row * pitch + column),
-               params.a + row * params.a_pitch + column, pitch, params.a_pitch,
-               min_of(params.piece_rows, min_of(chunk_rows - first_row, rows - row)),
-               min_of(panel_bytes, static_cast<int64_t>(schedule.row_bytes()) - column)});
-    const int unit = (position * schedule.max_chunks + chunk) * params.num_panels + panel;
-    const auto expected = static_cast<uint32_t>(ceil_div(chunk_rows, params.piece_rows));
-    if (arrive(&params.comm.state->first_counts[unit], expected) && threadIdx.x % 32 == 0) {
+    std::byte* to = launch.area(peer, (int64_t{rank} * params.max_rows + row + lane) * pitch);
+    const int end = min(first_column + UNIT_COLUMNS, panel_end);
+#pragma unroll 1
+    for (int column = first_column; column < end; column += PIECE_COLUMNS) {
+      push.load(PUSH_BUFFER_BYTES, [&] {
+        if (lane == 0) {
+          ptx::cp_async_bulk_tensor_2d_shared_global(push.buffer(), &params.map_push, push.loaded(), column,
+                                                     row);
+        }
+      });
+      // Rows are padded to 16 bytes where they land.
+      const int row_bytes = (min(end - column, PIECE_COLUMNS) * 2 + 15) / 16 * 16;
+      if (lane < PIECE_ROWS && row + lane < rows) {
+        ptx::cp_async_bulk_global_shared(to + column * 2, push.buffer() + lane * PIECE_COLUMNS * 2, row_bytes);
+      }
+      ptx::cp_async_bulk_commit_group();
+    }
+    push.complete();
+    const int rows_of_chunk = min(chunk_rows, rows - chunk * chunk_rows);
+    const int units_across_panel = (panel_end - panel * panel_columns + UNIT_COLUMNS - 1) / UNIT_COLUMNS;
+    const auto expected =
+        static_cast<uint32_t>((rows_of_chunk + PIECE_ROWS - 1) / PIECE_ROWS * units_across_panel);
+    const int count = (position * schedule.max_chunks + chunk) * params.num_panels + panel;
+    if (arrive(&params.comm.state->counts[count], expected) && lane == 0) {
       launch.raise_flag(peer, schedule.flag(rank, chunk) * params.num_panels + panel);
     }
   }
@@ -140,7 +165,8 @@ __device__ __forceinline__ void gather_rows(const RankLaunch& launch, const Cuda
   const int pieces_per_chunk = static_cast<int>(ceil_div(schedule.chunk_rows, params.piece_rows));
   const int64_t pieces_per_source = int64_t{schedule.max_chunks} * pieces_per_chunk;
 #pragma unroll 1
-  for (int64_t idx = warp.index; idx < pieces_per_source * params.comm.nranks; idx += warp.count) {
+  for (int64_t idx = warp.index(); idx < pieces_per_source * params.comm.nranks;
+       idx += NUM_COPY_WARPS * gridDim.x) {
     const int position = static_cast<int>(idx / pieces_per_source);
     const int source = source_at(params, position);
     const int64_t piece_idx = idx - position * pieces_per_source;
@@ -171,15 +197,14 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   RankGemmStorage<Config>& smem = *reinterpret_cast<RankGemmStorage<Config>*>(smem_bytes);
   const RankLaunch launch(params.comm);
   const ClusterPosition cluster = {0, 1};
-  if (threadIdx.x == 0) mainloop_init<Config>(smem.mainloop, cluster);
+  if (threadIdx.x == 0) storage_init(smem);
   launch.begin_cta();
   __syncthreads();
   run_roles<Config>(
       [&] { produce<Config>(launch, smem.mainloop, params); },
       [&](const CopyWarp& warp) {
-        if (warp.is_first()) launch.enter();
-        push_rows(launch, params, warp);
-        if (warp.is_first()) launch.wait_entries();
+        if (warp.greets()) launch.greet();
+        if (warp.pushes() && params.schedule.k > 0) push_rows(launch, params, smem.push, warp);
         if (params.a_gathered != nullptr) gather_rows(launch, params, warp);
       },
       [&](int warpgroup) {

@@ -15,6 +15,7 @@ namespace mk::allgather_gemm {
 struct CudaParams {
   RankComm comm;
   LoadParams load;              // map_a: this rank's rows, where the caller has them
+  CUtensorMap map_push;         // this rank's rows again, in a push warp's pieces
   CUtensorMap map_gathered[2];  // the receive areas of both banks
   TileSchedule tiles;           // rows of tiles: those of one source after another, tile_rows each
   EpilogueParams epilogue;      // C
@@ -29,7 +30,7 @@ struct CudaParams {
   // of them then compute along with the arrival, and not one after another.
   int num_panels;
   int panel_steps;  // k-steps a panel
-  int piece_rows;   // a warp's share of a chunk, in rows
+  int piece_rows;   // of a chunk, that a warp brings to the gathered A at a time
   const std::byte* a;
   int64_t a_pitch;        // bytes
   std::byte* a_gathered;  // or null

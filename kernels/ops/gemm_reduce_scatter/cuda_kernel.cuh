@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-// GEMM+ReduceScatter and GEMM+AllReduce as one persistent kernel. Partial tiles go from the epilogue straight
-// into the slots of their rows' owner; each rank computes its own rows last, when the others' partials of them
-// have mostly arrived, and sums in the epilogue.
+// GEMM+ReduceScatter and GEMM+AllReduce as one persistent kernel. The epilogue leaves partial tiles in a small
+// ring in device memory (the L2), and the push warps send them to the slots of their rows' owner while the next
+// tile is computed; each rank computes its own rows last, when the others' partials of them have mostly
+// arrived, and sums in the epilogue.
 #pragma once
 
 #include "kernels/device/copy_rows.cuh"
@@ -47,107 +48,218 @@ __device__ __forceinline__ void produce(MainloopStorage<Config>& smem, const Cud
   }
 }
 
-// What one flag of partials stands for: a chunk of an owner's rows, or, one-shot, 64 rows of a tile. A
-// warpgroup that waits for the peers' rows in one-shot has pushed just as many, so a flag may not stand for
-// more.
-struct PartialUnit {
-  int index;
-  uint32_t arrivals;  // 16 rows of a tile each
-};
+// A tile's number among its owner's, by which flags and slots are counted.
+__device__ __forceinline__ int tile_index(const CudaParams& params, const TileWork& work,
+                                          const RankTile& tile) {
+  return tile.index * params.tiles.num_n_tiles + work.n_tile;
+}
+
+__device__ __forceinline__ int element_bytes_of(GemmType type) { return type == GemmType::fp32 ? 4 : 2; }
+
+// Where source `source`'s partial of an owner's tile lies in the owner's memory.
+template <class Config>
+__device__ __forceinline__ int64_t slot_offset(const CudaParams& params, int source, int tile) {
+  constexpr int SLABS = Config::BLOCK_M / 16;
+  return source * params.slot_bytes +
+         int64_t{tile} * (SLABS * slab_bytes<Config::BLOCK_N>(element_bytes_of(params.comm_type)));
+}
 
 template <class Config>
-__device__ __forceinline__ PartialUnit partial_unit(const CudaParams& params, const TileWork& work, int owner,
-                                                    int tile_index, int block) {
-  constexpr uint32_t ARRIVALS_PER_TILE = Config::BLOCK_M / 16;
-  if (params.reduction == Reduction::one_shot) {
-    const int row_block = work.m_tile * (Config::BLOCK_M / 64) + block;
-    return {row_block * params.tiles.num_n_tiles + work.n_tile, 4};
+__device__ __forceinline__ std::byte* staged_tile(const CudaParams& params, int slot) {
+  return params.comm.staging + blockIdx.x * STAGING_BYTES + slot * (STAGING_BYTES / NUM_STAGED_TILES);
+}
+
+// The consumers' side of the ring of finished tiles.
+template <class Config>
+__device__ __forceinline__ void wait_staging(RankGemmStorage<Config>& smem, int ordinal) {
+  mbarrier_wait(&smem.staged_empty[ordinal % NUM_STAGED_TILES], ordinal / NUM_STAGED_TILES % 2 ^ 1);
+}
+template <class Config>
+__device__ __forceinline__ void pass_to_push_warps(RankGemmStorage<Config>& smem, int ordinal) {
+  // The push warps read by the bulk copy engine, another proxy than the one written through.
+  ptx::fence_proxy_async_global();
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&smem.staged_full[ordinal % NUM_STAGED_TILES]);
+}
+
+__device__ __forceinline__ void wait_partials(const RankLaunch& launch, const CudaParams& params, int flag,
+                                              int flags_per_source, int tile) {
+  for (int source = threadIdx.x % 32; source < params.comm.nranks; source += 32) {
+    if (source == params.comm.rank) continue;
+    launch.wait_flag(params.first_flag + source * flags_per_source + flag, DeviceRole::reduce,
+                     DeviceObject::partial, source, tile);
   }
-  const int chunk = tile_index / params.chunk_tiles;
-  const int tiles = (rows_of(params, owner) + Config::BLOCK_M - 1) / Config::BLOCK_M;
-  const int tiles_of_chunk = min(params.chunk_tiles, tiles - chunk * params.chunk_tiles);
-  return {chunk, static_cast<uint32_t>(tiles_of_chunk) * params.tiles.num_n_tiles * ARRIVALS_PER_TILE};
+  __syncwarp();
 }
 
+// One-shot: to everyone straight from the registers, a flag a slab, since a launch is too short for detours.
 template <class Config>
-__device__ __forceinline__ int units_per_source(const CudaParams& params) {
-  return params.reduction == Reduction::one_shot ? params.tiles.num_tiles() * (Config::BLOCK_M / 64)
-                                                 : params.num_chunks;
-}
-
-// Pushes a partial into this rank's slot at `to`.
-template <int NUM_ACCUMULATORS>
-__device__ __forceinline__ void push_partial(const RankLaunch& launch, const CudaParams& params, int to,
-                                             float (&accumulators)[NUM_ACCUMULATORS], EpilogueBuffers& buffers,
-                                             int row, int row_end, int column) {
-  EpilogueParams slot{};
-  slot.c = launch.area(to, params.comm.rank * params.slot_bytes);
-  slot.ldc = params.slot_pitch / (params.comm_type == GemmType::fp32 ? 4 : 2);
-  slot.n = params.output.n;
-  slot.out_type = params.comm_type;
-  slot.rows_aligned = true;
-  store_tile_rows(accumulators, slot, buffers, row, row_end, column);
+__device__ __forceinline__ void exchange_slab(const RankLaunch& launch, const CudaParams& params, int tile,
+                                              int slab, const float (&accumulators)[Config::BLOCK_N / 2]) {
+  constexpr int SLABS = Config::BLOCK_M / 16;
+  const int rank = params.comm.rank;
+  const int nranks = params.comm.nranks;
+  const int64_t offset = slot_offset<Config>(params, rank, tile) +
+                         int64_t{slab} * slab_bytes<Config::BLOCK_N>(element_bytes_of(params.comm_type));
+#pragma unroll 1
+  for (int step = 1; step <= nranks; ++step) {
+    const int peer = rank + step < nranks ? rank + step : rank + step - nranks;
+    store_slab(accumulators, params.comm_type, launch.area(peer, offset));
+  }
+  __syncwarp();
+  const int flag = tile * SLABS + slab;
+  const int flags_per_source = params.tiles.num_tiles() * SLABS;
+  for (int peer = threadIdx.x % 32; peer < nranks; peer += 32) {
+    if (peer != rank) launch.raise_flag(peer, params.first_flag + rank * flags_per_source + flag);
+  }
+  wait_partials(launch, params, flag, flags_per_source, tile);
 }
 
 // 64 rows of a finished product: another owner's go there, this rank's own are summed.
 template <class Config>
 __device__ __forceinline__ void finish_block(const RankLaunch& launch, const CudaParams& params,
-                                             EpilogueBuffers& buffers, const TileWork& work, int block,
-                                             float (&accumulators)[Config::BLOCK_N / 2]) {
+                                             RankGemmStorage<Config>& smem, const TileWork& work, int block,
+                                             const float (&accumulators)[Config::BLOCK_N / 2]) {
   const int rank = params.comm.rank;
-  const int nranks = params.comm.nranks;
-  const int lane = threadIdx.x % 32;
-  const RankTile tile = RankTileCursor::place(work, params.tile_rows);
-  const int owner = owner_at(params, tile.position);
-  const int row = tile.index * Config::BLOCK_M + block * 64 + threadIdx.x / 32 % 4 * 16;
+  const RankTile place = RankTileCursor::place(work, params.tile_rows);
+  const int owner = owner_at(params, place.position);
+  const int tile = tile_index(params, work, place);
+  const int slab = block * 4 + threadIdx.x / 32 % 4;
+  const int row = place.index * Config::BLOCK_M + slab * 16;
   const int row_end = rows_of(params, owner);
   const int column = work.n_tile * Config::BLOCK_N;
-  const PartialUnit unit = partial_unit<Config>(params, work, owner, tile.index, block);
-  const int units = units_per_source<Config>(params);
-  const int own_flag = params.first_flag + rank * units + unit.index;
-  uint32_t* counts = params.comm.state->first_counts;
+  const bool has_rows = row < row_end;
+  const int64_t slab_offset = int64_t{slab} * slab_bytes<Config::BLOCK_N>(element_bytes_of(params.comm_type));
   if (owner != rank) {
-    push_partial(launch, params, owner, accumulators, buffers, row, row_end, column);
-    if (arrive(&counts[owner * units + unit.index], unit.arrivals) && lane == 0)
-      launch.raise_flag(owner, own_flag);
+    wait_staging(smem, work.ordinal);
+    if (has_rows) {
+      store_slab(accumulators, params.comm_type,
+                 staged_tile<Config>(params, work.ordinal % NUM_STAGED_TILES) + slab_offset);
+    }
+    pass_to_push_warps(smem, work.ordinal);
     return;
   }
-  if (params.reduction == Reduction::one_shot) {
-#pragma unroll 1
-    for (int step = 1; step < nranks; ++step) {
-      const int peer = rank + step < nranks ? rank + step : rank + step - nranks;
-      push_partial(launch, params, peer, accumulators, buffers, row, row_end, column);
+  EpilogueParams output = params.output;
+  int64_t first_row = 0;
+  if (params.reduction == Reduction::two_shot) {
+    // Into the gathered result in the receive area, whence it goes to the peers, and to C.
+    output.c = launch.area(rank, params.gather_begin);
+    output.ldc = params.gather_pitch / element_bytes_of(output.out_type);
+    output.accumulate = false;
+    output.rows_aligned = true;
+    first_row = first_row_of(params, rank);
+    wait_staging(smem, work.ordinal);
+  }
+  if (has_rows) {
+    if (params.reduction == Reduction::one_shot) {
+      exchange_slab<Config>(launch, params, tile, slab, accumulators);
+    } else {
+      store_slab(accumulators, params.comm_type,
+                 launch.area(rank, slot_offset<Config>(params, rank, tile) + slab_offset));
+      wait_partials(launch, params, tile, params.tiles_per_owner, tile);
     }
-    if (arrive(&counts[unit.index], unit.arrivals)) {
-      for (int peer = lane; peer < nranks; peer += 32) {
-        if (peer != rank) launch.raise_flag(peer, own_flag);
+    finish_slab<Config::BLOCK_N>({launch.area(rank, slot_offset<Config>(params, 0, tile) + slab_offset),
+                                  params.slot_bytes, params.comm.nranks},
+                                 params.comm_type, output, params.reduction == Reduction::one_shot,
+                                 smem.epilogue[threadIdx.x / 32], first_row + row, first_row + row_end, column);
+  }
+  if (params.reduction == Reduction::two_shot) pass_to_push_warps(smem, work.ordinal);
+}
+
+// A partial tile from the staging memory to its owner.
+template <class Config>
+__device__ __forceinline__ void push_partial(const RankLaunch& launch, const CudaParams& params, BulkPush& push,
+                                             int warp, const TileWork& work, int owner, int tile,
+                                             int num_rows) {
+  // A slab of 16-bit elements is a piece, one of fp32 two.
+  constexpr int PIECE_BYTES = slab_bytes<Config::BLOCK_N>(2);
+  static_assert(PIECE_BYTES <= PUSH_BUFFER_BYTES);
+  const int num_pieces = (num_rows + 15) / 16 * (element_bytes_of(params.comm_type) / 2);
+  const std::byte* from = staged_tile<Config>(params, work.ordinal % NUM_STAGED_TILES);
+  std::byte* to = launch.area(owner, slot_offset<Config>(params, params.comm.rank, tile));
+#pragma unroll 1
+  for (int piece = warp; piece < num_pieces; piece += NUM_PUSH_WARPS) {
+    push.load(PIECE_BYTES, [&] {
+      if (threadIdx.x % 32 == 0) {
+        ptx::cp_async_bulk_shared_global(push.buffer(), from + piece * PIECE_BYTES, PIECE_BYTES, push.loaded());
+      }
+    });
+    if (threadIdx.x % 32 == 0) {
+      ptx::cp_async_bulk_global_shared(to + piece * PIECE_BYTES, push.buffer(), PIECE_BYTES);
+      ptx::cp_async_bulk_commit_group();
+    }
+  }
+}
+
+// Rows of a finished tile, from where this rank has gathered them to the same place at every peer.
+template <class Config>
+__device__ __forceinline__ void push_finished(const RankLaunch& launch, const CudaParams& params,
+                                              BulkPush& push, int warp, int first_row, int num_rows,
+                                              int column) {
+  const int rank = params.comm.rank;
+  const int lane = threadIdx.x % 32;
+  const int element_bytes = element_bytes_of(params.output.out_type);
+  const int rows_per_piece = 32 / element_bytes;
+  const int buffer_pitch = Config::BLOCK_N * element_bytes;
+  const int row_bytes = (min(params.output.n - column, Config::BLOCK_N) * element_bytes + 15) / 16 * 16;
+  const int64_t begin = params.gather_begin + first_row * params.gather_pitch + column * int64_t{element_bytes};
+#pragma unroll 1
+  for (int row = warp * rows_per_piece; row < num_rows; row += NUM_PUSH_WARPS * rows_per_piece) {
+    const int rows = min(rows_per_piece, num_rows - row);
+    const int64_t offset = begin + (row + lane) * params.gather_pitch;
+    push.load(rows * row_bytes, [&] {
+      if (lane < rows) {
+        ptx::cp_async_bulk_shared_global(push.buffer() + lane * buffer_pitch, launch.area(rank, offset),
+                                         row_bytes, push.loaded());
+      }
+    });
+    if (lane < rows) {
+#pragma unroll 1
+      for (int step = 1; step < params.comm.nranks; ++step) {
+        const int peer = rank >= step ? rank - step : rank - step + params.comm.nranks;
+        ptx::cp_async_bulk_global_shared(launch.area(peer, offset), push.buffer() + lane * buffer_pitch,
+                                         row_bytes);
       }
     }
+    ptx::cp_async_bulk_commit_group();
   }
-  for (int source = lane; source < nranks; source += 32) {
-    if (source == rank) continue;
-    launch.wait_flag(params.first_flag + source * units + unit.index, DeviceRole::reduce, DeviceObject::partial,
-                     source, unit.index);
-  }
-  __syncwarp();
-  const PartialSlots slots = {launch.area(rank, 0), params.slot_bytes, params.slot_pitch, rank, nranks};
-  const bool two_shot = params.reduction == Reduction::two_shot;
-  FinishedRows to = {params.output,
-                     params.reduction == Reduction::scatter ? 0 : first_row_of(params, rank),
-                     params.reduction != Reduction::scatter,
-                     nullptr,
-                     0,
-                     params.gather_pitch};
-  if (two_shot) {
-    to.peers = params.comm.memory;
-    to.peer_offset = launch.area(rank, 0) - params.comm.memory[rank] + params.gather_begin +
-                     int64_t{first_row_of(params, rank)} * params.gather_pitch;
-  }
-  reduce_tile_rows(accumulators, slots, to, params.comm_type, buffers, row, row_end, column);
-  if (two_shot && arrive(&params.comm.state->second_counts[unit.index], unit.arrivals)) {
-    for (int peer = lane; peer < nranks; peer += 32) {
-      if (peer != rank)
-        launch.raise_flag(peer, params.first_gather_flag + rank * params.num_chunks + unit.index);
+}
+
+// Both push warps of a CTA: what the consumers finish, as long as peers want it.
+template <class Config>
+__device__ __forceinline__ void push_tiles(const RankLaunch& launch, const CudaParams& params,
+                                           RankGemmStorage<Config>& smem, int warp) {
+  const int rank = params.comm.rank;
+  const int lane = threadIdx.x % 32;
+  BulkPush push(smem.push, warp);
+  RankTileCursor tiles(params.tiles, blockIdx.x, params.tile_rows);
+  TileWork work;
+  while (tiles.next(&work, Config::BLOCK_M,
+                    [&](int position) { return rows_of(params, owner_at(params, position)); })) {
+    const RankTile place = RankTileCursor::place(work, params.tile_rows);
+    const int owner = owner_at(params, place.position);
+    if (owner == rank && params.reduction != Reduction::two_shot) return;  // own tiles are the last
+    const int tile = tile_index(params, work, place);
+    const int num_rows = min(Config::BLOCK_M, rows_of(params, owner) - place.index * Config::BLOCK_M);
+    const int slot = work.ordinal % NUM_STAGED_TILES;
+    mbarrier_wait(&smem.staged_full[slot], work.ordinal / NUM_STAGED_TILES % 2);
+    if (owner != rank) {
+      push_partial<Config>(launch, params, push, warp, work, owner, tile, num_rows);
+    } else {
+      push_finished<Config>(launch, params, push, warp,
+                            first_row_of(params, rank) + place.index * Config::BLOCK_M, num_rows,
+                            work.n_tile * Config::BLOCK_N);
+    }
+    if (lane == 0) ptx::mbarrier_arrive(&smem.staged_empty[slot]);
+    push.complete();
+    ptx::barrier_sync(PUSH_BARRIER, NUM_PUSH_WARPS * 32);
+    if (warp != 0) continue;
+    if (owner != rank) {
+      if (lane == 0) launch.raise_flag(owner, params.first_flag + rank * params.tiles_per_owner + tile);
+    } else {
+      for (int peer = lane; peer < params.comm.nranks; peer += 32) {
+        launch.raise_flag(peer, params.first_gather_flag + rank * params.tiles_per_owner + tile);
+      }
     }
   }
 }
@@ -160,50 +272,67 @@ __device__ __forceinline__ void add_row(Out* c, const Out* row, int n) {
   }
 }
 
-// Two-shot: brings the other owners' finished rows from the receive area to C.
-template <class Config>
-__device__ __forceinline__ void gather_finished(const RankLaunch& launch, const CudaParams& params,
-                                                const CopyWarp& warp) {
-  const EpilogueParams& output = params.output;
-  const int element_bytes = output.out_type == GemmType::fp32 ? 4 : 2;
-  const int chunk_rows = params.chunk_tiles * Config::BLOCK_M;
-  const int pieces_per_chunk = static_cast<int>(ceil_div(chunk_rows, params.piece_rows));
-  const int pieces_per_owner = params.num_chunks * pieces_per_chunk;
+// 16 rows of a finished tile, from the receive area to C.
+__device__ __forceinline__ void bring_rows(const EpilogueParams& output, std::byte* to, const std::byte* from,
+                                           int64_t from_pitch, int rows, int num_columns) {
+  const int element_bytes = element_bytes_of(output.out_type);
+  const int64_t to_pitch = output.ldc * element_bytes;
+  if (!output.accumulate && output.rows_aligned) {
+    copy_rows({to, from, to_pitch, from_pitch, rows, int64_t{num_columns} * element_bytes});
+    return;
+  }
 #pragma unroll 1
-  for (int idx = warp.index; idx < pieces_per_owner * (params.comm.nranks - 1); idx += warp.count) {
-    // The same chunk of every owner, then the next: they finish at about the same time.
-    const int piece = idx % pieces_per_chunk;
-    const int chunk = idx / pieces_per_chunk / (params.comm.nranks - 1);
-    const int position = idx / pieces_per_chunk % (params.comm.nranks - 1);
-    const int owner = owner_at(params, position);
-    const int64_t row = int64_t{chunk} * chunk_rows + piece * params.piece_rows;
-    const int64_t row_end = min_of(rows_of(params, owner), int64_t{chunk + 1} * chunk_rows);
-    if (row >= row_end) continue;
-    launch.wait_flag(params.first_gather_flag + owner * params.num_chunks + chunk, DeviceRole::gather,
-                     DeviceObject::reduced_chunk, owner, chunk);
+  for (int i = 0; i < rows; ++i, from += from_pitch, to += to_pitch) {
+    if (!output.accumulate) {
+      for (int at = threadIdx.x % 32 * 2; at < num_columns * element_bytes; at += 64) {
+        *reinterpret_cast<uint16_t*>(to + at) = *reinterpret_cast<const uint16_t*>(from + at);
+      }
+    } else if (output.out_type == GemmType::bf16) {
+      add_row(reinterpret_cast<__nv_bfloat16*>(to), reinterpret_cast<const __nv_bfloat16*>(from), num_columns);
+    } else if (output.out_type == GemmType::fp16) {
+      add_row(reinterpret_cast<__half*>(to), reinterpret_cast<const __half*>(from), num_columns);
+    } else {
+      add_row(reinterpret_cast<float*>(to), reinterpret_cast<const float*>(from), num_columns);
+    }
+  }
+}
+
+// Two-shot: brings all owners' finished rows from the receive area to C, in the order in which owners, all at
+// the same time, finish them. Pieces are handed out one by one, because the push warps come late.
+template <class Config>
+__device__ __forceinline__ void gather_finished(const RankLaunch& launch, const CudaParams& params) {
+  constexpr int SLABS = Config::BLOCK_M / 16;
+  const int num_n_tiles = params.tiles.num_n_tiles;
+  const int tiles_per_group = params.tiles.group_m * num_n_tiles;
+  const int num_pieces = params.tiles_per_owner * params.comm.nranks * SLABS;
+  const int element_bytes = element_bytes_of(params.output.out_type);
+  while (true) {
+    int piece = 0;
+    if (threadIdx.x % 32 == 0) piece = atomicAdd(&params.comm.state->gather_ticket, 1u);
+    piece = __shfl_sync(~0u, piece, 0);
+    if (piece >= num_pieces) return;
+    const int slab = piece % SLABS;
+    const int owner = owner_at(params, piece / SLABS % params.comm.nranks);
+    const int idx = piece / SLABS / params.comm.nranks;
+    const int group = idx / tiles_per_group;
+    const int idx_in_group = idx - group * tiles_per_group;
+    const int group_rows = min(params.tiles.group_m, params.tile_rows - group * params.tiles.group_m);
+    const int n_tile = idx_in_group / group_rows;
+    const int m_tile = group * params.tiles.group_m + idx_in_group - n_tile * group_rows;
+    const int row = m_tile * Config::BLOCK_M + slab * 16;
+    const int rows = min(16, rows_of(params, owner) - row);
+    if (rows <= 0) continue;
+    const int tile = m_tile * num_n_tiles + n_tile;
+    launch.wait_flag(params.first_gather_flag + owner * params.tiles_per_owner + tile, DeviceRole::gather,
+                     DeviceObject::reduced_tile, owner, tile);
     __syncwarp();
     const int64_t first = first_row_of(params, owner) + row;
-    const int64_t rows = min_of(params.piece_rows, row_end - row);
-    const std::byte* from = launch.area(params.comm.rank, params.gather_begin + first * params.gather_pitch);
-    std::byte* to = static_cast<std::byte*>(output.c) + first * output.ldc * element_bytes;
-    if (!output.accumulate && output.rows_aligned) {
-      copy_rows(
-          {to, from, output.ldc * element_bytes, params.gather_pitch, rows, int64_t{output.n} * element_bytes});
-      continue;
-    }
-    for (int64_t i = 0; i < rows; ++i, from += params.gather_pitch, to += output.ldc * element_bytes) {
-      if (!output.accumulate) {
-        for (int at = threadIdx.x % 32 * 2; at < output.n * element_bytes; at += 64) {
-          *reinterpret_cast<uint16_t*>(to + at) = *reinterpret_cast<const uint16_t*>(from + at);
-        }
-      } else if (output.out_type == GemmType::bf16) {
-        add_row(reinterpret_cast<__nv_bfloat16*>(to), reinterpret_cast<const __nv_bfloat16*>(from), output.n);
-      } else if (output.out_type == GemmType::fp16) {
-        add_row(reinterpret_cast<__half*>(to), reinterpret_cast<const __half*>(from), output.n);
-      } else {
-        add_row(reinterpret_cast<float*>(to), reinterpret_cast<const float*>(from), output.n);
-      }
-    }
+    const int column = n_tile * Config::BLOCK_N;
+    bring_rows(params.output,
+               static_cast<std::byte*>(params.output.c) + (first * params.output.ldc + column) * element_bytes,
+               launch.area(params.comm.rank,
+                           params.gather_begin + first * params.gather_pitch + int64_t{column} * element_bytes),
+               params.gather_pitch, rows, min(params.output.n - column, Config::BLOCK_N));
   }
 }
 
@@ -214,30 +343,29 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   RankGemmStorage<Config>& smem = *reinterpret_cast<RankGemmStorage<Config>*>(smem_bytes);
   const RankLaunch launch(params.comm);
   const ClusterPosition cluster = {0, 1};
-  if (threadIdx.x == 0) mainloop_init<Config>(smem.mainloop, cluster);
+  if (threadIdx.x == 0) storage_init(smem);
   launch.begin_cta();
   __syncthreads();
-  run_roles<Config>(
-      [&] { produce<Config>(smem.mainloop, params); },
-      [&](const CopyWarp& warp) {
-        if (warp.is_first()) {
-          launch.enter();
-          launch.wait_entries();
-        }
-        if (params.reduction == Reduction::two_shot) gather_finished<Config>(launch, params, warp);
-      },
-      [&](int warpgroup) {
-        RankTileCursor tiles(params.tiles, blockIdx.x, params.tile_rows);
-        consumer_role<Config>(
-            smem.mainloop, cluster, warpgroup,
-            [&](TileWork* work) {
-              return tiles.next(work, Config::BLOCK_M,
-                                [&](int position) { return rows_of(params, owner_at(params, position)); });
-            },
-            [&](const TileWork& work, int block, float(&accumulators)[Config::BLOCK_N / 2]) {
-              finish_block<Config>(launch, params, smem.epilogue[threadIdx.x / 32], work, block, accumulators);
-            });
-      });
+  run_roles<Config>([&] { produce<Config>(smem.mainloop, params); },
+                    [&](const CopyWarp& warp) {
+                      if (warp.greets()) launch.greet();
+                      if (warp.pushes() && params.reduction != Reduction::one_shot)
+                        push_tiles<Config>(launch, params, smem, warp.warp);
+                      if (params.reduction == Reduction::two_shot) gather_finished<Config>(launch, params);
+                    },
+                    [&](int warpgroup) {
+                      RankTileCursor tiles(params.tiles, blockIdx.x, params.tile_rows);
+                      consumer_role<Config>(
+                          smem.mainloop, cluster, warpgroup,
+                          [&](TileWork* work) {
+                            return tiles.next(work, Config::BLOCK_M, [&](int position) {
+                              return rows_of(params, owner_at(params, position));
+                            });
+                          },
+                          [&](const TileWork& work, int block, float(&accumulators)[Config::BLOCK_N / 2]) {
+                            finish_block<Config>(launch, params, smem, work, block, accumulators);
+                          });
+                    });
   launch.end_cta();
 }
 

@@ -25,15 +25,12 @@ struct CudaParams {
   int tile_rows;          // of an owner, at most
   int m;                  // rows over all ranks
   int max_rows;           // of an owner: what all but the last ones have
-  int num_chunks;         // of an owner, at most
-  int chunk_tiles;        // rows of tiles a chunk
-  int64_t slot_pitch;     // bytes a row
-  int64_t slot_bytes;     // a source
-  int first_flag;         // of partials: [source][chunk], or one-shot [source][64 rows of a tile]
-  int first_gather_flag;  // of finished chunks: [owner][chunk]
+  int tiles_per_owner;    // tile_rows times tiles across
+  int64_t slot_bytes;     // a source's partial tiles
+  int first_flag;         // of partials: [source][tile], or one-shot [source][tile][16 rows]
+  int first_gather_flag;  // of finished tiles: [owner][tile]
   int64_t gather_begin;   // finished rows in the receive area
   int64_t gather_pitch;
-  int piece_rows;  // two-shot: a copy warp's share, in rows
 };
 
 }  // namespace mk::gemm_reduce_scatter
