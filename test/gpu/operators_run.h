@@ -242,4 +242,39 @@ inline void checked_launch(mk_comm_t comm, const Problem& problem, const Operand
   check_results(operands, judge.turn(), label, judge.wrong(), stream);
 }
 
+// A problem on one rank of a communicator: prepared, with operands and a verdict of its own.
+class Bench {
+ public:
+  Bench(int rank, int nranks, mk_comm_t comm, const Problem& problem)
+      : problem_(problem),
+        comm_(comm),
+        matrices_(sizes_of(problem, rank, nranks)),
+        operands_(matrices_.operands(problem, rank, nranks)) {
+    require(prepare(comm, problem), describe(problem, nranks).c_str(), comm);
+  }
+  Bench(const Rank& rank, const Problem& problem) : Bench(rank.rank, rank.nranks, rank.comm, problem) {}
+
+  const Operands& operands() const { return operands_; }
+  const Judge& judge() const { return judge_; }
+  void launch(cudaStream_t stream, int label = 0) const {
+    checked_launch(comm_, problem_, operands_, judge_, label, stream);
+  }
+  // The call alone.
+  mk_status_t call(cudaStream_t stream) const { return operators::call(comm_, problem_, operands_, stream); }
+  Wrong verdict(cudaStream_t stream) const { return judge_.verdict(stream); }
+
+ private:
+  static Sizes sizes_of(const Problem& problem, int rank, int nranks) {
+    Sizes sizes;
+    sizes.cover(problem, rank, nranks);
+    return sizes;
+  }
+
+  const Problem problem_;
+  const mk_comm_t comm_;
+  const Matrices matrices_;
+  const Operands operands_;
+  const Judge judge_;
+};
+
 }  // namespace operators
