@@ -53,7 +53,8 @@ void check_figures(const Value& result) {
   CHECK(result["fused_us"]["min"].number <= median);
   CHECK(median <= result["fused_us"]["max"].number);
   CHECK(result["tflops"].number > 0);
-  for (const char* absent : {"baseline_us", "collective_us", "roofline_us"})
+  for (const char* absent :
+       {"baseline_us", "collective_us", "roofline_us", "cublas_us", "link_us", "sm_mhz", "watts"})
     CHECK(result[absent].is(Type::kNull));
 }
 
@@ -152,7 +153,7 @@ TEST_CASE("all operators of the host run, pass their checks and come as a table 
   for (const Value& result : document["results"].items) {
     CHECK(result.keys() ==
           "operator device ranks nodes shape dtype mode check fused_us baseline_us gemm_us collective_us "
-          "roofline_us tflops");
+          "roofline_us tflops cublas_us link_us host_us sm_mhz watts");
     operators.push_back(result["operator"].text);
     CHECK(result["device"].text == "host");
     CHECK(result["ranks"].number == 2);
@@ -227,6 +228,29 @@ TEST_CASE("emulated nodes, other types, back to back, without a check") {
   CHECK(result["check"]["passed"].is(Type::kNull));
   CHECK(result["check"]["relative_error"].is(Type::kNull));
   check_figures(result);
+}
+
+TEST_CASE("both modes in one run, B as [n, k], the host's time of a call, a part of a preset") {
+  const Folder folder;
+  const std::string path = folder.path / "results.json";
+  const Outcome outcome = mk_perf(with({"all", "-g", "2", "--only", "m=197", "--mode", "both", "--check",
+                                        "--b-layout", "nk", "--host-time", "--json", path},
+                                       kQuick));
+  INFO(outcome.err << outcome.out);
+  REQUIRE(outcome.exit_code == 0);
+  CHECK(contains(outcome.out, "median of 3 isolated launches"));
+  CHECK(contains(outcome.out, "median of 3 back-to-back launches"));
+  const Value document = read_json(path);
+  REQUIRE(document["results"].items.size() == 8);
+  for (size_t i = 0; i < 8; ++i) {
+    const Value& result = document["results"].items[i];
+    CHECK(result["shape"]["m"].number == 197);
+    CHECK(result["mode"].text == (i % 2 ? "back-to-back" : "isolated"));
+    CHECK(result["check"]["passed"].truth);
+    CHECK(result["host_us"].number > 0);
+    CHECK(result["gemm_us"].number > 0);
+    check_figures(result);
+  }
 }
 
 TEST_CASE("every dtype passes its check, on one rank and on ranks without rows") {

@@ -52,7 +52,7 @@ TEST_CASE("a full command line is understood") {
   CHECK(options.check);
   CHECK(options.iterations == 7);
   CHECK(options.warmup == 0);
-  CHECK(options.mode == Mode::kBackToBack);
+  CHECK(options.modes == std::vector<Mode>{Mode::kBackToBack});
   CHECK(options.json_path == "out.json");
   CHECK(options.id_path == "id");
   const std::vector<Selection> work = select_work(options, 4);
@@ -68,10 +68,44 @@ TEST_CASE("defaults") {
   CHECK(!options.local_ranks);
   CHECK(!options.check);
   CHECK(options.iterations == 20);
-  CHECK(options.mode == Mode::kIsolated);
+  CHECK(options.modes == std::vector<Mode>{Mode::kIsolated});
+  CHECK(options.baseline == Baseline::kAuto);
+  CHECK(options.b_layout == MK_LAYOUT_KN);
+  CHECK(!options.host_time);
+  CHECK(options.only.empty());
   CHECK(options.dtypes.out_dtype == MK_DTYPE_BF16);
   CHECK(select_work(options, 2).size() == all_operators().size());
   CHECK(node_of_rank(options, 2).empty());
+}
+
+TEST_CASE("what is measured beside the operator") {
+  const Options options =
+      parse({"gemm_allreduce", "--mode", "both", "--baseline", "nccl", "--nccl-library", "/a/libnccl.so",
+             "--cublaslt-library", "/b/libcublasLt.so", "--b-layout", "nk", "--host-time"});
+  CHECK(options.modes == std::vector<Mode>{Mode::kIsolated, Mode::kBackToBack});
+  CHECK(options.baseline == Baseline::kNccl);
+  CHECK(options.nccl_path == "/a/libnccl.so");
+  CHECK(options.cublaslt_path == "/b/libcublasLt.so");
+  CHECK(options.b_layout == MK_LAYOUT_NK);
+  CHECK(options.host_time);
+  CHECK(parse({"all", "--baseline", "none"}).baseline == Baseline::kNone);
+}
+
+TEST_CASE("a part of a preset") {
+  const auto shapes = [](std::vector<const char*> only) {
+    std::vector<const char*> arguments = {"gemm_reduce_scatter", "--preset", "llama3-70b"};
+    for (const char* values : only) arguments.insert(arguments.end(), {"--only", values});
+    std::string text;
+    const std::vector<Selection> work = select_work(parse(arguments), 4);
+    for (const Shape& shape : work.front().shapes) text += shape.text() + " ";
+    return text;
+  };
+  CHECK(shapes({"m=4096"}) == "m=4096,n=8192,k=2048 m=4096,n=8192,k=7168 ");
+  CHECK(shapes({"k=7168,m=1024"}) == "m=1024,n=8192,k=7168 ");
+  CHECK(shapes({"k=7168,m=1024", "m=2048,k=2048"}) == "m=2048,n=8192,k=2048 m=1024,n=8192,k=7168 ");
+  CHECK(contains(refusal_of({"all", "--preset", "square", "--only", "m=3"}), "--only \"m=3\": no shape"));
+  CHECK(contains(refusal_of({"all", "--only", "m"}), "--only \"m\": expected key=value"));
+  CHECK(contains(refusal_of({"all", "--only", "x=3"}), "no shape has these values"));
 }
 
 TEST_CASE("bad usage is refused with a sentence that says what was expected") {
@@ -84,7 +118,8 @@ TEST_CASE("bad usage is refused with a sentence that says what was expected") {
   CHECK(contains(refusal_of({"all", "--dtype", "fp32"}), "--dtype: expected bf16 or fp16"));
   CHECK(contains(refusal_of({"all", "--out-dtype", "fp8"}), "--out-dtype: expected bf16, fp16 or fp32"));
   CHECK(contains(refusal_of({"all", "--mode", "fast"}), "--mode"));
-  CHECK(contains(refusal_of({"all", "--baseline", "mpi"}), "--baseline"));
+  CHECK(contains(refusal_of({"all", "--baseline", "mpi"}), "expected nccl, none or auto, saw \"mpi\""));
+  CHECK(contains(refusal_of({"all", "--b-layout", "kk"}), "--b-layout: expected kn or nk"));
   CHECK(contains(refusal_of({"all", "--baseline", "nccl", "--device", "host"}), "NCCL needs GPUs"));
   CHECK(contains(refusal_of({"all", "-g", "0"}), "-g: expected an integer from 1"));
   CHECK(contains(refusal_of({"all", "-g", "-2"}), "-g"));
@@ -138,10 +173,11 @@ TEST_CASE("with all, a shape is for the operators that know its keys") {
 TEST_CASE("presets follow the splits of tensor parallelism") {
   CHECK(preset_shapes("square", "allgather_gemm", 4).front().text() == "m=2048,n=512,k=2048");
   CHECK(preset_shapes("square", "gemm_reduce_scatter", 4).back().text() == "m=32768,n=32768,k=8192");
+  CHECK(preset_shapes("square", "gemm_allreduce", 4).size() == 5);
   CHECK(preset_shapes("square", "allgather_gemm_wgrad", 4).front().text() == "m=2048,n=2048,k=512");
   const std::vector<Shape> gather = preset_shapes("llama3-70b", "allgather_gemm", 4);
   CHECK(gather.front().text() == "m=1024,n=2560,k=8192");
-  CHECK(gather.back().text() == "m=8192,n=14336,k=8192");
+  CHECK(gather.back().text() == "m=16384,n=14336,k=8192");
   const std::vector<Shape> decode = preset_shapes("llama3-70b", "gemm_allreduce", 4);
   CHECK(decode.front().text() == "m=16,n=8192,k=2048");
   CHECK(decode.back().text() == "m=1024,n=8192,k=7168");

@@ -37,6 +37,13 @@ TEST_CASE("timed launches are cut into loops") {
   CHECK(loops_of({Mode::kBackToBack, 3, 2}) == std::vector<int>{1, 1});
 }
 
+TEST_CASE("a loop on a GPU has about 10 ms of launches, from 3 to 20") {
+  CHECK(launches_a_loop(10) == 20);
+  CHECK(launches_a_loop(1000) == 10);
+  CHECK(launches_a_loop(26000) == 3);
+  CHECK(launches_a_loop(0) == 20);
+}
+
 TEST_CASE("a verdict needs every part of the check") {
   Check check;
   check.relative_error_limit = 5e-3;
@@ -70,6 +77,59 @@ TEST_CASE("the table says what was measured, and what was not") {
   CHECK(!contains(table_text({unchecked}, {Mode::kIsolated, 3, 20}), "check (sample)"));
 }
 
+TEST_CASE("columns that no line has a figure for are left out, but for the baseline's") {
+  Result result = example();
+  const Schedule schedule = {Mode::kIsolated, 3, 20};
+  const std::string host = table_text({result}, schedule);
+  for (const char* column : {"cublas us", "link us", "x roofline", "host us", "SM MHz", "  W  "})
+    CHECK(!contains(host, column));
+  for (const char* column : {"baseline us", "speed-up", "collective us", "roofline us"})
+    CHECK(contains(host, column));
+  Result measured = result;
+  measured.cublas_us = 11.5;
+  measured.link_us = 9;
+  measured.roofline_us = 11.5;
+  measured.host_us = 4.5;
+  measured.sm_mhz = 1755;
+  measured.watts = 612.4;
+  const std::string table = table_text({result, measured}, schedule);
+  for (const char* part :
+       {"cublas us", "link us", "x roofline", "host us", "SM MHz", "11.5", "1.09", "4.5", "1755", "612"})
+    CHECK(contains(table, part));
+}
+
+TEST_CASE("a table has the lines of its mode") {
+  Result isolated = example();
+  Result looped = example();
+  looped.mode = Mode::kBackToBack;
+  looped.operator_name = "allgather_gemm";
+  const std::string table = table_text({isolated, looped}, {Mode::kBackToBack, 3, 20});
+  CHECK(contains(table, "allgather_gemm"));
+  CHECK(!contains(table, "gemm_allreduce"));
+  CHECK(contains(table, "median of 20 back-to-back launches in 5 loops"));
+  looped.device = "cuda";
+  CHECK(contains(table_text({looped}, {Mode::kBackToBack, 3, 20}),
+                 "median of 20 loops of back-to-back launches"));
+}
+
+TEST_CASE("what a run found out besides its results") {
+  Machine machine;
+  CHECK(notes_text(machine, {}).empty());
+  machine.link = LinkRate{366.4, 351};
+  machine.nvlinks = 18;
+  machine.nccl = "2.28.3";
+  machine.cublaslt = "13.1.0";
+  CHECK(notes_text(machine, {"one thing", "another"}) ==
+        "link, all ranks sending: 366 GB/s to the next rank, 351 to all others (18 NVLinks).\n"
+        "baseline: NCCL 2.28.3 and cublasLt 13.1.0 in one CUDA graph.\none thing.\nanother.\n");
+  const std::string json = json_text({}, machine, "1");
+  for (const char* part : {"\"ring_gb_per_s\": 366.4", "\"all_peers_gb_per_s\": 351", "\"valid\": true",
+                           "\"nvlinks\": 18", "\"nccl\": \"2.28.3\"", "\"cublaslt\": \"13.1.0\""})
+    CHECK(contains(json, part));
+  machine.link = LinkRate{340, 330};
+  CHECK(contains(json_text({}, machine, "1"), "\"valid\": false"));
+}
+
 TEST_CASE("the JSON has every key, absent figures null") {
   const std::string json = json_text({example()}, Machine{}, "1.2.3");
   for (const char* part : {"\"version\": \"1.2.3\"",
@@ -92,7 +152,13 @@ TEST_CASE("the JSON has every key, absent figures null") {
                            "\"gemm_us\": null",
                            "\"collective_us\": null",
                            "\"roofline_us\": null",
-                           "\"tflops\": 0.01"}) {
+                           "\"tflops\": 0.01",
+                           "\"cublas_us\": null",
+                           "\"link_us\": null",
+                           "\"host_us\": null",
+                           "\"sm_mhz\": null",
+                           "\"watts\": null",
+                           "\"link\": null"}) {
     INFO(part);
     CHECK(contains(json, part));
   }

@@ -5,6 +5,9 @@
 #include <cstdio>
 #include <memory>
 
+#include "comparison.h"
+#include "element.h"
+#include "equipment.h"
 #include "errors.h"
 #include "trace_files.h"
 
@@ -15,6 +18,8 @@ namespace {
 // allows it.
 constexpr size_t kRotatedBytes = size_t{256} << 20;
 constexpr size_t kMaxSets = 8;
+
+constexpr double kHostTimeUs = 2e6;  // of launches
 
 int number_of_sets(size_t bytes_per_set) {
   const size_t enough = kRotatedBytes / std::max<size_t>(bytes_per_set, 1) + 1;
@@ -53,22 +58,28 @@ class Benchmark {
   explicit Benchmark(const BenchmarkInput& input) : input_(input) {
     require(mk_comm_get_info(input.comm, &info_), "mk_comm_get_info", input.comm);
     traces_ = std::make_unique<TraceFiles>(input.options.trace_path, input.comm, info_, input.group);
-    context_ = {input.comm, info_.rank, info_.nranks, &input.device, input.options.dtypes};
+    context_ = {input.comm,    info_.rank,           info_.nranks,
+                &input.device, input.options.dtypes, input.options.b_layout};
   }
 
   BenchmarkOutput run(const std::vector<Selection>& work) {
     const std::vector<Selection> available = available_of(work);
+    equipment_ = std::make_unique<Equipment>(context_, input_.group, input_.options, info_.num_nodes);
     size_t total = 0;
     for (const Selection& selection : available) total += selection.shapes.size();
+    size_t done = 0;
     for (const Selection& selection : available) {
       for (const Shape& shape : selection.shapes) {
-        show_progress(std::to_string(output_.results.size() + 1) + "/" + std::to_string(total) + " " +
-                      selection.op->name + " " + shape.text());
+        show_progress(std::to_string(++done) + "/" + std::to_string(total) + " " + selection.op->name + " " +
+                      shape.text());
         run_shape(*selection.op, shape);
       }
     }
     show_progress("");
     traces_->join();
+    equipment_->disconnect();
+    equipment_->describe(output_.machine);
+    output_.notes = equipment_->notes();
     return std::move(output_);
   }
 
@@ -103,41 +114,90 @@ class Benchmark {
   }
 
   void run_shape(const Operator& op, const Shape& shape) {
-    const std::unique_ptr<Problem> problem = op.make(context_, shape);
-    const int num_sets = number_of_sets(problem->bytes_per_set());
-    problem->allocate(num_sets);
-
+    Rotation fused = rotation_of(op, context_, shape);
+    Problem& problem = fused.problem();
     Check check;
     std::vector<uint64_t> hashes;
     if (input_.options.check) {
-      check_pattern(*problem, num_sets, Pattern::kIntegers, check);
-      check_pattern(*problem, num_sets, Pattern::kRandom, check);
-      for (int set = 0; set < num_sets; ++set) hashes.push_back(problem->output_hash(set));
+      check_pattern(problem, fused.num_sets(), Pattern::kIntegers, check);
+      check_pattern(problem, fused.num_sets(), Pattern::kRandom, check);
+      for (int set = 0; set < fused.num_sets(); ++set) hashes.push_back(problem.output_hash(set));
     } else {
-      for (int set = 0; set < num_sets; ++set) problem->fill(set, Pattern::kRandom);
+      for (int set = 0; set < fused.num_sets(); ++set) problem.fill(set, Pattern::kRandom);
     }
-    for (int set = 0; set < num_sets; ++set) problem->poison(set);
-    const Schedule schedule = {input_.options.mode, input_.options.warmup, input_.options.iterations};
-    const Timing fused = measure(*problem, num_sets, context_, input_.group, schedule);
-    if (input_.options.check) check_same_bits(*problem, hashes, schedule, check);
-    int traced = 0;
-    traces_->record([&] { problem->run(traced++ % num_sets); }, [this] { synchronize(); });
+    for (int set = 0; set < fused.num_sets(); ++set) problem.poison(set);
 
-    Result result = {op.name,
-                     input_.device.name,
-                     info_.nranks,
-                     info_.num_nodes,
-                     shape,
-                     dtypes_text(context_.dtypes),
-                     schedule.mode,
-                     input_.options.check ? std::optional(agree(op, shape, check)) : std::nullopt,
-                     fused,
-                     std::nullopt,
-                     gemm_alone_us(op, shape, fused, schedule),
-                     std::nullopt,
-                     std::nullopt,
-                     problem->flops() / fused.median_us * 1e-6};
-    output_.results.push_back(std::move(result));
+    std::optional<Rotation> alone = alone_of(op, shape);
+    const Track track = {context_, input_.group, equipment_->gpus(), &equipment_->sensors()};
+    ShapeComparison comparison(track, *equipment_, fused, alone ? &*alone : nullptr);
+    const size_t first = output_.results.size();
+    for (const Mode mode : input_.options.modes) {
+      const Schedule schedule = {mode, input_.options.warmup, input_.options.iterations};
+      output_.results.push_back(result_of(op, shape, problem, mode, comparison.measure_all(schedule)));
+    }
+    if (input_.options.check) check_same_bits(fused, hashes, check);
+    traces_->record([&] { fused.launch(); }, [this] { synchronize(); });
+    check_baseline(op, shape, comparison.baseline_error());
+    const std::optional<double> host_us = host_time_us(fused, track, output_.results[first].fused.median_us);
+    std::optional<CheckResult> verdict;
+    if (input_.options.check) verdict = agree(op, shape, check);
+    for (size_t i = first; i < output_.results.size(); ++i) {
+      output_.results[i].check = verdict;
+      output_.results[i].host_us = host_us;
+    }
+  }
+
+  static Rotation rotation_of(const Operator& op, const Context& context, const Shape& shape) {
+    std::unique_ptr<Problem> problem = op.make(context, shape);
+    const int num_sets = number_of_sets(problem->bytes_per_set());
+    return Rotation(context.comm, std::move(problem), num_sets);
+  }
+
+  Result result_of(const Operator& op, const Shape& shape, const Problem& problem, Mode mode,
+                   const Figures& figures) const {
+    Result result;
+    result.operator_name = op.name;
+    result.device = input_.device.name;
+    result.ranks = info_.nranks;
+    result.nodes = info_.num_nodes;
+    result.shape = shape;
+    result.dtype = dtypes_text(context_.dtypes);
+    result.mode = mode;
+    result.fused = figures.fused;
+    result.baseline_us = figures.baseline_us;
+    result.gemm_us = figures.gemm_us;
+    result.cublas_us = figures.cublas_us;
+    result.collective_us = figures.collective_us;
+    if (const std::optional<UnfusedShape> pair = problem.unfused(); pair && equipment_->link())
+      result.link_us = transfer_us(link_bytes(*pair, info_.nranks), equipment_->link()->best());
+    result.roofline_us = roofline_us(result.gemm_us, result.cublas_us, result.link_us);
+    result.tflops = problem.flops() / figures.fused.median_us * 1e-6;
+    result.sm_mhz = figures.readings.sm_mhz;
+    result.watts = figures.readings.watts;
+    return result;
+  }
+
+  // A thousand calls, but fewer of long ones: what the host does does not depend on the shape.
+  std::optional<double> host_time_us(Rotation& fused, const Track& track, double launch_us) const {
+    if (!input_.options.host_time) return std::nullopt;
+    const int calls = static_cast<int>(std::clamp(kHostTimeUs / std::max(launch_us, 1.0), 20.0, 1000.0));
+    return measure_host_us(fused.candidate(true), track, calls);
+  }
+
+  // A wrong baseline is no baseline. Both results are rounded, and neither is further than its limit from the
+  // exact one.
+  void check_baseline(const Operator& op, const Shape& shape, const std::optional<double>& error) {
+    if (!error) return;
+    const Dtypes& dtypes = context_.dtypes;
+    const double limit =
+        2 * std::max(relative_error_limit(dtypes.out_dtype), relative_error_limit(dtypes.comm_dtype));
+    const double worst = input_.group.maximum({*error})[0];
+    if (worst <= limit) return;
+    char text[128];
+    std::snprintf(text, sizeof text, ": relative difference %.3e, expected at most %.0e", worst, limit);
+    output_.problems.push_back(std::string("baseline and operator disagree: ") + op.name + " " + shape.text() +
+                               text);
+    output_.all_passed = false;
   }
 
   void check_pattern(Problem& problem, int num_sets, Pattern pattern, Check& check) const {
@@ -148,13 +208,11 @@ class Benchmark {
   }
 
   // The timed launches had the inputs of the check; sets that none of them reached are run now.
-  void check_same_bits(Problem& problem, const std::vector<uint64_t>& hashes, const Schedule& schedule,
-                       Check& check) const {
-    const int num_sets = static_cast<int>(hashes.size());
-    for (int set = schedule.warmup + schedule.iterations; set < num_sets; ++set) problem.run(set);
+  void check_same_bits(Rotation& fused, const std::vector<uint64_t>& hashes, Check& check) const {
+    while (fused.launches() < fused.num_sets()) fused.launch();
     synchronize();
-    for (int set = 0; set < num_sets; ++set) {
-      if (problem.output_hash(set) == hashes[static_cast<size_t>(set)]) continue;
+    for (int set = 0; set < fused.num_sets(); ++set) {
+      if (fused.problem().output_hash(set) == hashes[static_cast<size_t>(set)]) continue;
       check.same_bits = false;
       if (check.problem.empty()) check.problem = "a repeated launch on the same inputs gave other bits";
     }
@@ -180,21 +238,17 @@ class Benchmark {
   }
 
   // The same shape on every rank by itself, all at once: the operator without its communication.
-  std::optional<double> gemm_alone_us(const Operator& op, const Shape& shape, const Timing& fused,
-                                      const Schedule& schedule) {
-    if (info_.nranks == 1) return fused.median_us;
-    if (!op.alone_comparable) return std::nullopt;
+  std::optional<Rotation> alone_of(const Operator& op, const Shape& shape) {
+    if (info_.nranks == 1 || !op.alone_comparable) return std::nullopt;
     if (!solo_) solo_ = std::make_unique<SoloCommunicator>(info_);
     if (input_.group.maximum({solo_->get() ? 0.0 : 1.0})[0] != 0.0) return std::nullopt;
     Context solo_context = context_;
     solo_context.comm = solo_->get();
     solo_context.rank = 0;
     solo_context.nranks = 1;
-    const std::unique_ptr<Problem> problem = op.make(solo_context, shape);
-    const int num_sets = number_of_sets(problem->bytes_per_set());
-    problem->allocate(num_sets);
-    for (int set = 0; set < num_sets; ++set) problem->fill(set, Pattern::kRandom);
-    return measure(*problem, num_sets, solo_context, input_.group, schedule).median_us;
+    std::optional<Rotation> alone = rotation_of(op, solo_context, shape);
+    for (int set = 0; set < alone->num_sets(); ++set) alone->problem().fill(set, Pattern::kRandom);
+    return alone;
   }
 
   const BenchmarkInput& input_;
@@ -202,6 +256,7 @@ class Benchmark {
   Context context_;
   std::unique_ptr<SoloCommunicator> solo_;
   std::unique_ptr<TraceFiles> traces_;
+  std::unique_ptr<Equipment> equipment_;
   BenchmarkOutput output_;
 };
 

@@ -24,6 +24,8 @@ struct BenchmarkOutput {
   std::vector<Result> results;        // the same on every rank
   std::vector<std::string> problems;  // what this rank found wrong, a sentence each
   bool all_passed = true;             // on all ranks
+  std::vector<std::string> notes;     // for the reader of the results
+  Machine machine;                    // what was found out about it on the way
 };
 
 // A LibraryError of MK_ERROR_UNSUPPORTED when the library does not have what was asked for by name, or any

@@ -4,15 +4,12 @@
 
 #include <string>
 
+#include "cuda_matrices.h"
 #include "device.h"
 #include "errors.h"
 
 namespace perf {
 namespace {
-
-void require_cuda(cudaError_t error, const char* what) {
-  if (error != cudaSuccess) throw RunError(std::string(what) + ": " + cudaGetErrorString(error));
-}
 
 void select(int cuda_device) { require_cuda(cudaSetDevice(cuda_device), "cudaSetDevice"); }
 
@@ -52,23 +49,33 @@ Clock& clock() {
   return *instance;
 }
 
-double time_us(mk_comm_t comm, const std::function<void()>& launches) {
+double time_us(mk_comm_t comm, const std::function<void()>& launches, const std::function<void()>& meanwhile) {
   const Clock& times = clock();
   require_cuda(cudaEventRecord(times.start, times.stream), "cudaEventRecord");
   launches();
   require_cuda(cudaEventRecord(times.stop, times.stream), "cudaEventRecord");
+  meanwhile();
   require(mk_comm_synchronize(comm, times.stream), "mk_comm_synchronize", comm);
   float milliseconds = 0;
   require_cuda(cudaEventElapsedTime(&milliseconds, times.start, times.stop), "cudaEventElapsedTime");
   return milliseconds * 1000.0;
 }
 
+std::string pci_bus_id() {
+  int device = 0;
+  char name[32] = {};
+  require_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  require_cuda(cudaDeviceGetPCIBusId(name, sizeof name, device), "cudaDeviceGetPCIBusId");
+  return name;
+}
+
 }  // namespace
 
 const DeviceOperations* cuda_device() {
   static constexpr DeviceOperations kOperations = {
-      MK_DEVICE_CUDA, "cuda", select, allocate, release, upload, download, [] { return clock().stream; },
-      time_us};
+      MK_DEVICE_CUDA, "cuda",     select,        allocate,
+      release,        upload,     download,      [] { return clock().stream; },
+      time_us,        pci_bus_id, &kCudaMatrices};
   return &kOperations;
 }
 

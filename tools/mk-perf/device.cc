@@ -24,16 +24,21 @@ void host_copy(void* to, const void* from, size_t bytes) {
   if (bytes) std::memcpy(to, from, bytes);
 }
 
-double host_time_us(mk_comm_t comm, const std::function<void()>& launches) {
+double host_time_us(mk_comm_t comm, const std::function<void()>& launches,
+                    const std::function<void()>& meanwhile) {
   const auto start = std::chrono::steady_clock::now();
   launches();
+  meanwhile();
   require(mk_comm_synchronize(comm, nullptr), "mk_comm_synchronize", comm);
   return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
 }
 
-constexpr DeviceOperations kHost = {MK_DEVICE_HOST, "host",    [](int) {}, host_allocate,
-                                    std::free,      host_copy, host_copy,  [] { return mk_stream_t{nullptr}; },
-                                    host_time_us};
+constexpr DeviceOperations kHost = {MK_DEVICE_HOST, "host",
+                                    [](int) {},     host_allocate,
+                                    std::free,      host_copy,
+                                    host_copy,      [] { return mk_stream_t{nullptr}; },
+                                    host_time_us,   [] { return std::string(); },
+                                    nullptr};
 
 }  // namespace
 

@@ -3,11 +3,45 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
+#include <string>
 
+#include "input_matrix.h"
 #include "mkernel.h"
 
 namespace perf {
+
+// A matrix in device memory.
+struct DeviceMatrix {
+  void* data;
+  mk_dtype_t dtype;
+  int64_t rows;
+  int64_t cols;
+  int64_t ld;
+};
+
+struct MatrixScan {
+  int64_t first_bad = -1;  // index of the first element that is not finite, or not poison between rows
+  uint64_t hash = 0;       // of all bits, padding excluded
+};
+
+struct MatrixDifference {
+  double squared_difference = 0;
+  double squared_reference = 0;
+};
+
+// Work on whole matrices that is done where they are, because through host memory it would take longer than all
+// that is measured. It writes and sees what the host's code does: fill what InputMatrix::value
+// gives, scan what compare() in reference.h calls complete.
+struct MatrixOperations {
+  // Element (r, c) is input(row + r, col + c), or input(row + c, col + r) when transposed; zero between rows.
+  void (*fill)(const DeviceMatrix& matrix, const InputMatrix& input, int64_t row, int64_t col, bool transposed);
+  void (*poison)(void* data, mk_dtype_t dtype, int64_t elements);
+  MatrixScan (*scan)(const DeviceMatrix& matrix);
+  // Of matrices of one size and dtype.
+  MatrixDifference (*difference)(const DeviceMatrix& matrix, const DeviceMatrix& reference);
+};
 
 struct DeviceOperations {
   mk_device_t device;
@@ -18,8 +52,12 @@ struct DeviceOperations {
   void (*upload)(void* device_memory, const void* host_memory, size_t bytes);
   void (*download)(void* host_memory, const void* device_memory, size_t bytes);
   mk_stream_t (*stream)();
-  // Microseconds from just before `launches` until all that it enqueued on comm has completed.
-  double (*time_us)(mk_comm_t comm, const std::function<void()>& launches);
+  // Microseconds from just before `launches` until all that it enqueued on comm has completed; `meanwhile` is
+  // called while the device works.
+  double (*time_us)(mk_comm_t comm, const std::function<void()>& launches,
+                    const std::function<void()>& meanwhile);
+  std::string (*pci_bus_id)();       // "" where it is no PCI device
+  const MatrixOperations* matrices;  // nullptr: in host memory
 };
 
 // nullptr in builds without CUDA.

@@ -18,7 +18,8 @@ enum class Kind { kAllgatherGemm, kAllgatherGemmWgrad, kGemmReduceScatter, kGemm
 
 constexpr uint64_t kSeedA = 0xa1;
 constexpr uint64_t kSeedB = 0xb2;
-// About a quarter of a second of reference a set and pattern.
+// About a quarter of a second of reference a pattern; on the host executor, whose shapes are small, a set and
+// pattern.
 constexpr int64_t kMaxReferenceProducts = int64_t{1} << 27;
 
 int64_t padded(int64_t columns) { return (columns + 7) / 8 * 8; }
@@ -32,7 +33,7 @@ struct Windows {
 
 // The distribution of each operator, as mkernel.h gives it: rank r owns rows [r*ceil(m/W), min(m,
 // (r+1)*ceil(m/W))).
-Windows windows_of(Kind kind, const Shape& shape, int rank, int nranks) {
+Windows kn_windows_of(Kind kind, const Shape& shape, int rank, int nranks) {
   const int64_t m = shape["m"];
   const int64_t n = shape["n"];
   const int64_t k = shape["k"];
@@ -52,6 +53,14 @@ Windows windows_of(Kind kind, const Shape& shape, int rank, int nranks) {
   return {{0, rank * k, m, k}, {rank * k, 0, k, n}, {0, 0, m, n}, nranks * k};
 }
 
+// With layout NK what is in memory is B transposed.
+Windows windows_of(Kind kind, const Shape& shape, const Context& context) {
+  Windows windows = kn_windows_of(kind, shape, context.rank, context.nranks);
+  const Window b = windows.b;
+  if (context.b_layout == MK_LAYOUT_NK) windows.b = {b.col, b.row, b.cols, b.rows};
+  return windows;
+}
+
 struct Buffers {
   DeviceBuffer a;
   DeviceBuffer b;
@@ -59,16 +68,18 @@ struct Buffers {
 };
 
 template <typename Args>
-void set_sizes_and_pointers(Args& args, const Shape& shape, const Dtypes& dtypes, const Buffers& buffers) {
+void set_sizes_and_pointers(Args& args, const Shape& shape, const Windows& windows, const Context& context,
+                            const Buffers& buffers) {
   args.m = shape["m"];
   args.n = shape["n"];
   args.k = shape["k"];
-  args.dtype = dtypes.dtype;
-  args.out_dtype = dtypes.out_dtype;
+  args.dtype = context.dtypes.dtype;
+  args.out_dtype = context.dtypes.out_dtype;
+  args.b_layout = context.b_layout;
   args.a = buffers.a.data();
   args.lda = padded(args.k);
   args.b = buffers.b.data();
-  args.ldb = padded(args.n);
+  args.ldb = padded(windows.b.cols);
   args.c = buffers.c.data();
   args.ldc = padded(args.n);
 }
@@ -76,11 +87,7 @@ void set_sizes_and_pointers(Args& args, const Shape& shape, const Dtypes& dtypes
 class GemmProblem : public Problem {
  public:
   GemmProblem(Kind kind, const Context& context, const Shape& shape)
-      : kind_(kind),
-        context_(context),
-        shape_(shape),
-        windows_(windows_of(kind, shape, context.rank, context.nranks)),
-        sample_(choose_sample(windows_.c, windows_.inner, kMaxReferenceProducts, 1)) {}
+      : kind_(kind), context_(context), shape_(shape), windows_(windows_of(kind, shape, context)) {}
 
   double flops() const override {
     return 2.0 * static_cast<double>(shape_["m"]) * static_cast<double>(shape_["n"]) *
@@ -93,6 +100,7 @@ class GemmProblem : public Problem {
   }
 
   void allocate(int num_sets) override {
+    sample_ = choose_sample(windows_.c, windows_.inner, max_reference_products(num_sets), 1);
     sets_.reserve(static_cast<size_t>(num_sets));
     for (int set = 0; set < num_sets; ++set) {
       sets_.push_back({DeviceBuffer(*context_.device, bytes_of(windows_.a, context_.dtypes.dtype)),
@@ -103,17 +111,23 @@ class GemmProblem : public Problem {
 
   void fill(int set, Pattern pattern) override {
     const bool wgrad = kind_ == Kind::kAllgatherGemmWgrad;
+    const bool nk = context_.b_layout == MK_LAYOUT_NK;
     const InputMatrix a = input_a(set, pattern);
     const InputMatrix b = input_b(set, pattern);
     fill_window(buffers(set).a, windows_.a, wgrad ? b : a, false);
-    fill_window(buffers(set).b, windows_.b, wgrad ? a : b, wgrad);
+    fill_window(buffers(set).b, windows_.b, wgrad ? a : b, wgrad != nk);
     poison(set);
   }
 
   void poison(int set) override {
     const DeviceBuffer& c = buffers(set).c;
-    staging_.resize(c.bytes());
     const mk_dtype_t dtype = context_.dtypes.out_dtype;
+    if (context_.device->matrices) {
+      context_.device->matrices->poison(c.data(), dtype,
+                                        static_cast<int64_t>(c.bytes() / element_bytes(dtype)));
+      return;
+    }
+    staging_.resize(c.bytes());
     poison_elements(dtype, staging_.data(), static_cast<int64_t>(c.bytes() / element_bytes(dtype)));
     c.upload(staging_.data());
   }
@@ -124,22 +138,21 @@ class GemmProblem : public Problem {
       case Kind::kAllgatherGemm:
       case Kind::kAllgatherGemmWgrad: {
         mk_allgather_gemm_args_t args = MK_ALLGATHER_GEMM_ARGS_INIT;
-        set_sizes_and_pointers(args, shape_, context_.dtypes, buffers(set));
+        set_sizes_and_pointers(args, shape_, windows_, context_, buffers(set));
         args.lda = padded(windows_.a.cols);
-        args.ldb = padded(windows_.b.cols);
         if (kind_ == Kind::kAllgatherGemmWgrad) args.mode = MK_ALLGATHER_WGRAD;
         return require(mk_allgather_gemm(context_.comm, &args, stream), "mk_allgather_gemm", context_.comm);
       }
       case Kind::kGemmReduceScatter: {
         mk_gemm_reduce_scatter_args_t args = MK_GEMM_REDUCE_SCATTER_ARGS_INIT;
-        set_sizes_and_pointers(args, shape_, context_.dtypes, buffers(set));
+        set_sizes_and_pointers(args, shape_, windows_, context_, buffers(set));
         args.comm_dtype = context_.dtypes.comm_dtype;
         return require(mk_gemm_reduce_scatter(context_.comm, &args, stream), "mk_gemm_reduce_scatter",
                        context_.comm);
       }
       case Kind::kGemmAllreduce: {
         mk_gemm_allreduce_args_t args = MK_GEMM_ALLREDUCE_ARGS_INIT;
-        set_sizes_and_pointers(args, shape_, context_.dtypes, buffers(set));
+        set_sizes_and_pointers(args, shape_, windows_, context_, buffers(set));
         args.comm_dtype = context_.dtypes.comm_dtype;
         return require(mk_gemm_allreduce(context_.comm, &args, stream), "mk_gemm_allreduce", context_.comm);
       }
@@ -150,7 +163,7 @@ class GemmProblem : public Problem {
     const std::vector<double> reference =
         reference_product(input_a(set, pattern), input_b(set, pattern), windows_.inner, windows_.c, sample_);
     const bool integers = pattern == Pattern::kIntegers;
-    const Comparison comparison = compare(downloaded_output(set), sample_, reference, integers);
+    const Comparison comparison = compared(set, reference, integers);
     result.whole = sample_.whole;
     result.complete = result.complete && comparison.complete;
     if (integers) {
@@ -165,6 +178,7 @@ class GemmProblem : public Problem {
   }
 
   uint64_t output_hash(int set) override {
+    if (context_.device->matrices) return context_.device->matrices->scan(output_matrix(set)).hash;
     const Output output = downloaded_output(set);
     const size_t row_bytes = static_cast<size_t>(output.cols) * element_bytes(output.dtype);
     const size_t ld_bytes = static_cast<size_t>(output.ld) * element_bytes(output.dtype);
@@ -180,12 +194,37 @@ class GemmProblem : public Problem {
     return hash;
   }
 
+  std::optional<UnfusedShape> unfused() const override {
+    if (kind_ == Kind::kAllgatherGemmWgrad) return std::nullopt;
+    UnfusedShape pair;
+    pair.collective = kind_ == Kind::kAllgatherGemm       ? Collective::kAllGather
+                      : kind_ == Kind::kGemmReduceScatter ? Collective::kReduceScatter
+                                                          : Collective::kAllReduce;
+    pair.m = shape_["m"];
+    pair.n = shape_["n"];
+    pair.k = shape_["k"];
+    pair.lda = padded(pair.k);
+    pair.ldb = padded(windows_.b.cols);
+    pair.ldc = padded(pair.n);
+    pair.b_layout = context_.b_layout;
+    pair.dtypes = context_.dtypes;
+    return pair;
+  }
+
+  Operands operands(int set) const override {
+    return {buffers(set).a.data(), buffers(set).b.data(), buffers(set).c.data()};
+  }
+
  private:
   static size_t bytes_of(const Window& window, mk_dtype_t dtype) {
     return static_cast<size_t>(window.rows) * static_cast<size_t>(padded(window.cols)) * element_bytes(dtype);
   }
 
   const Buffers& buffers(int set) const { return sets_[static_cast<size_t>(set)]; }
+
+  int64_t max_reference_products(int num_sets) const {
+    return context_.device->matrices ? kMaxReferenceProducts / num_sets : kMaxReferenceProducts;
+  }
 
   // Partial sums are rounded to comm_dtype, among one rank too; the all-gather has none.
   bool rounds_partial_sums() const {
@@ -211,8 +250,14 @@ class GemmProblem : public Problem {
 
   void fill_window(const DeviceBuffer& buffer, const Window& window, const InputMatrix& input,
                    bool transposed) {
-    staging_.assign(buffer.bytes(), 0);
     const int64_t ld = padded(window.cols);
+    if (context_.device->matrices) {
+      const DeviceMatrix matrix = {buffer.data(), input.dtype, window.rows, window.cols, ld};
+      context_.device->matrices->fill(matrix, input, transposed ? window.col : window.row,
+                                      transposed ? window.row : window.col, transposed);
+      return;
+    }
+    staging_.assign(buffer.bytes(), 0);
     for (int64_t row = 0; row < window.rows; ++row) {
       for (int64_t col = 0; col < window.cols; ++col) {
         const float value = transposed ? input.value(window.col + col, window.row + row)
@@ -221,6 +266,41 @@ class GemmProblem : public Problem {
       }
     }
     buffer.upload(staging_.data());
+  }
+
+  DeviceMatrix output_matrix(int set) const {
+    return {buffers(set).c.data(), context_.dtypes.out_dtype, windows_.c.rows, windows_.c.cols,
+            padded(windows_.c.cols)};
+  }
+
+  Comparison compared(int set, const std::vector<double>& reference, bool integers) {
+    if (!context_.device->matrices) return compare(downloaded_output(set), sample_, reference, integers);
+    const MatrixScan scan = context_.device->matrices->scan(output_matrix(set));
+    Sample sample = sample_;
+    for (size_t row = 0; row < sample.rows.size(); ++row) sample.rows[row] = static_cast<int64_t>(row);
+    Comparison comparison = compare(downloaded_sample(set), sample, reference, integers);
+    if (scan.first_bad < 0) return comparison;
+    const int64_t ld = padded(windows_.c.cols);
+    comparison.complete = false;
+    comparison.problem = "row " + std::to_string(scan.first_bad / ld) + ", column " +
+                         std::to_string(scan.first_bad % ld) +
+                         (scan.first_bad % ld < windows_.c.cols ? ": never written, or not finite"
+                                                                : ": written beyond the row's last element");
+    return comparison;
+  }
+
+  // The rows of the sample, one below the other.
+  Output downloaded_sample(int set) {
+    const DeviceMatrix output = output_matrix(set);
+    const size_t element = element_bytes(output.dtype);
+    const size_t row_bytes = static_cast<size_t>(output.cols) * element;
+    staging_.resize(row_bytes * sample_.rows.size());
+    for (size_t row = 0; row < sample_.rows.size(); ++row) {
+      const auto offset = static_cast<size_t>(sample_.rows[row] * output.ld) * element;
+      context_.device->download(staging_.data() + row * row_bytes,
+                                static_cast<const char*>(output.data) + offset, row_bytes);
+    }
+    return {staging_.data(), output.dtype, static_cast<int64_t>(sample_.rows.size()), output.cols, output.cols};
   }
 
   Output downloaded_output(int set) {

@@ -57,6 +57,19 @@ Machine describe_machine(mk_device_t device) {
   return machine;
 }
 
+void complete(Machine& machine, const Machine& found) {
+  const auto add = [](auto& field, const auto& value) {
+    if (value) field = value;
+  };
+  add(machine.gpu, found.gpu);
+  add(machine.driver, found.driver);
+  add(machine.clocks, found.clocks);
+  add(machine.nvlinks, found.nvlinks);
+  add(machine.link, found.link);
+  add(machine.nccl, found.nccl);
+  add(machine.cublaslt, found.cublaslt);
+}
+
 std::string library_version() {
   int version = 0;
   require(mk_get_version(&version), "mk_get_version", nullptr);

@@ -89,12 +89,18 @@ class Communicator {
 };
 
 void report(const Options& options, const BenchmarkOutput& output, mk_device_t device, FILE* json) {
-  const Schedule schedule = {options.mode, options.warmup, options.iterations};
-  const std::string table = table_text(output.results, schedule);
-  std::fwrite(table.data(), 1, table.size(), stdout);
+  Machine machine = describe_machine(device);
+  complete(machine, output.machine);
+  std::string tables;
+  for (const Mode mode : options.modes) {
+    if (!tables.empty()) tables += "\n";
+    tables += table_text(output.results, {mode, options.warmup, options.iterations});
+  }
+  tables += notes_text(machine, output.notes);
+  std::fwrite(tables.data(), 1, tables.size(), stdout);
   std::fflush(stdout);
   if (!json) return;
-  const std::string text = json_text(output.results, describe_machine(device), library_version());
+  const std::string text = json_text(output.results, machine, library_version());
   if (std::fwrite(text.data(), 1, text.size(), json) != text.size() || std::fflush(json) != 0) {
     throw RunError("--json " + options.json_path + ": cannot write: " + std::strerror(errno));
   }
@@ -115,7 +121,7 @@ int run_rank(const Options& options, const RankStart& start, FILE* json, std::st
   const DeviceOperations* device = find_device(info.device);
   if (!device) throw UsageError("this mk-perf cannot drive CUDA devices; use --device host");
   device->select(info.cuda_device);
-  if (options.baseline_nccl) {
+  if (options.baseline == Baseline::kNccl && info.device != MK_DEVICE_CUDA) {
     throw UsageError(std::string("--baseline nccl: there is no NCCL on device ") + device->name +
                      "; leave it out");
   }

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: MIT
-// Stands in for cuda_device.cc in builds without CUDA.
+// Stands in for all that needs the CUDA run time in builds without it.
 #include "device.h"
+#include "gpu_ranks.h"
 
 namespace perf {
 
 const DeviceOperations* cuda_device() { return nullptr; }
+
+std::unique_ptr<GpuRanks> connect_gpus(const Context&, RankGroup&, std::string&) { return nullptr; }
 
 }  // namespace perf

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,29 @@ struct Context {
   int nranks = 1;
   const DeviceOperations* device = nullptr;
   Dtypes dtypes;
+  mk_layout_t b_layout = MK_LAYOUT_KN;  // of the GEMM operators
+};
+
+enum class Collective { kAllGather, kReduceScatter, kAllReduce };
+
+// The pair of collective and product that a GEMM operator stands in for. m, n, k, and leading dimensions are
+// those of the operator's arguments.
+struct UnfusedShape {
+  Collective collective = Collective::kAllGather;
+  int64_t m = 0;
+  int64_t n = 0;
+  int64_t k = 0;
+  int64_t lda = 0;
+  int64_t ldb = 0;
+  int64_t ldc = 0;
+  mk_layout_t b_layout = MK_LAYOUT_KN;
+  Dtypes dtypes;
+};
+
+struct Operands {
+  const void* a = nullptr;
+  const void* b = nullptr;
+  void* c = nullptr;
 };
 
 struct Check {
@@ -57,6 +81,9 @@ class Problem {
   virtual void check(int set, Pattern pattern, Check& result) = 0;
   // Of all bits of the output, padding excluded.
   virtual uint64_t output_hash(int set) = 0;
+  // nullopt: mk-perf knows of no such pair.
+  virtual std::optional<UnfusedShape> unfused() const { return std::nullopt; }
+  virtual Operands operands(int) const { return {}; }  // of a set, on the device
 };
 
 struct Operator {

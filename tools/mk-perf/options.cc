@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "options.h"
 
+#include <algorithm>
+
 // Values contain commas: no option is a list of comma-separated items.
 #define CXXOPTS_VECTOR_DELIMITER '\n'
 #include <cxxopts.hpp>
@@ -43,10 +45,18 @@ cxxopts::Options command_line() {
       "Of partial sums between ranks: bf16, fp16 or fp32 (default: the output's if 16-bit, else --dtype)",
       cxxopts::value<std::string>(),
       "TYPE")("check", "Compare with a float64 reference: integers exactly, random inputs within a tolerance")(
-      "baseline", "nccl (NCCL + cuBLAS) or none", text("none"))("iters", "Timed launches a shape", text("20"))(
-      "warmup", "Launches before them", text("3"))(
-      "mode", "isolated (meet, launch, wait) or back-to-back (meet, launch many times, wait)",
-      text("isolated"))("json", "Write the results to this file too", text(""), "FILE")(
+      "baseline",
+      "nccl (NCCL + cublasLt, captured in a CUDA graph), none, or auto: nccl on GPUs where both libraries are",
+      text("auto"))("nccl-library", "NCCL, where the loader does not find it", text(""), "PATH")(
+      "cublaslt-library", "cublasLt, where the loader does not find it", text(""), "PATH")(
+      "b-layout", "Of the GEMM operators' B: kn or nk", text("kn"))(
+      "only", "Of a preset, the shapes with these values, e.g. m=16384; may be repeated",
+      cxxopts::value<std::vector<std::string>>(),
+      "k=v,...")("iters", "Timed launches a shape; back to back on GPUs: timed loops of 3 to 20 launches",
+                 text("20"))("warmup", "Launches before them", text("3"))(
+      "mode", "isolated (meet, launch, wait), back-to-back (meet, launch many times, wait) or both",
+      text("isolated"))("host-time", "The host's time in a call too: median of up to 1,000 on an idle stream")(
+      "json", "Write the results to this file too", text(""), "FILE")(
       "trace", "Launch each shape three times more and write what every rank did to this file, for Perfetto",
       text(""),
       "FILE")("id-file", "How ranks of a launcher find each other: a path on a folder that all share", text(""),
@@ -68,10 +78,17 @@ mk_device_t parse_device(const std::string& text) {
   throw UsageError("--device: expected auto, host or cuda, saw \"" + text + "\"");
 }
 
-Mode parse_mode(const std::string& text) {
-  if (text == "isolated") return Mode::kIsolated;
-  if (text == "back-to-back") return Mode::kBackToBack;
-  throw UsageError("--mode: expected isolated or back-to-back, saw \"" + text + "\"");
+std::vector<Mode> parse_modes(const std::string& text) {
+  if (text == "isolated") return {Mode::kIsolated};
+  if (text == "back-to-back") return {Mode::kBackToBack};
+  if (text == "both") return {Mode::kIsolated, Mode::kBackToBack};
+  throw UsageError("--mode: expected isolated, back-to-back or both, saw \"" + text + "\"");
+}
+
+mk_layout_t parse_layout(const std::string& text) {
+  if (text == "kn") return MK_LAYOUT_KN;
+  if (text == "nk") return MK_LAYOUT_NK;
+  throw UsageError("--b-layout: expected kn or nk, saw \"" + text + "\"");
 }
 
 Dtypes parse_dtypes(const cxxopts::ParseResult& parsed) {
@@ -87,12 +104,21 @@ Dtypes parse_dtypes(const cxxopts::ParseResult& parsed) {
   return dtypes;
 }
 
-bool parse_baseline(const std::string& text, mk_device_t device) {
-  if (text == "none") return false;
-  if (text != "nccl") throw UsageError("--baseline: expected nccl or none, saw \"" + text + "\"");
+Baseline parse_baseline(const std::string& text, mk_device_t device) {
+  if (text == "auto") return Baseline::kAuto;
+  if (text == "none") return Baseline::kNone;
+  if (text != "nccl") throw UsageError("--baseline: expected nccl, none or auto, saw \"" + text + "\"");
   if (device == MK_DEVICE_HOST)
     throw UsageError("--baseline nccl: NCCL needs GPUs; leave it out with --device host");
-  return true;
+  return Baseline::kNccl;
+}
+
+std::vector<Shape> parse_shapes(const cxxopts::ParseResult& parsed, const char* option) {
+  std::vector<Shape> shapes;
+  if (!parsed.count(option)) return shapes;
+  for (const std::string& text : parsed[option].as<std::vector<std::string>>())
+    shapes.push_back(parse_shape(text, "--" + std::string(option)));
+  return shapes;
 }
 
 void parse_operator(const cxxopts::ParseResult& parsed, Options& options) {
@@ -120,21 +146,22 @@ Options interpret(const cxxopts::ParseResult& parsed) {
   options.device = parse_device(parsed["device"].as<std::string>());
   if (parsed.count("g")) options.local_ranks = integer(parsed, "g", 1, kMaxLocalRanks);
   if (parsed.count("nodes")) options.nodes = integer(parsed, "nodes", 1, 1 << 16);
-  if (parsed.count("shape")) {
-    for (const std::string& text : parsed["shape"].as<std::vector<std::string>>()) {
-      options.shapes.push_back(parse_shape(text));
-    }
-  }
+  options.shapes = parse_shapes(parsed, "shape");
+  options.only = parse_shapes(parsed, "only");
   if (parsed.count("preset")) {
     if (!options.shapes.empty()) throw UsageError("--preset and --shape: give one of them");
     options.preset = parsed["preset"].as<std::string>();
   }
   options.dtypes = parse_dtypes(parsed);
   options.check = parsed.count("check") > 0;
-  options.baseline_nccl = parse_baseline(parsed["baseline"].as<std::string>(), options.device);
+  options.baseline = parse_baseline(parsed["baseline"].as<std::string>(), options.device);
+  options.nccl_path = parsed["nccl-library"].as<std::string>();
+  options.cublaslt_path = parsed["cublaslt-library"].as<std::string>();
+  options.b_layout = parse_layout(parsed["b-layout"].as<std::string>());
+  options.host_time = parsed.count("host-time") > 0;
   options.iterations = integer(parsed, "iters", 1, 1000000);
   options.warmup = integer(parsed, "warmup", 0, 1000000);
-  options.mode = parse_mode(parsed["mode"].as<std::string>());
+  options.modes = parse_modes(parsed["mode"].as<std::string>());
   options.json_path = parsed["json"].as<std::string>();
   if (parsed.count("json") && options.json_path.empty()) throw UsageError("--json: expected a path, saw \"\"");
   options.trace_path = parsed["trace"].as<std::string>();
@@ -144,12 +171,18 @@ Options interpret(const cxxopts::ParseResult& parsed) {
   return options;
 }
 
+bool is_wanted(const Shape& shape, const std::vector<Shape>& only) {
+  return only.empty() ||
+         std::any_of(only.begin(), only.end(), [&](const Shape& values) { return agrees(shape, values); });
+}
+
 std::vector<Shape> shapes_of(const Options& options, const Operator& op, int nranks) {
   std::vector<Shape> shapes;
   const std::vector<Shape>& given = options.shapes;
   for (const Shape& shape : given.empty() ? preset_shapes(options.preset, op.name, nranks) : given) {
     // With "all" a shape is for the operators that know its keys.
     if (options.operator_name == "all" && !keys_belong(shape, op.keys)) continue;
+    if (!is_wanted(shape, options.only)) continue;
     shapes.push_back(complete_shape(shape, op.keys, op.name));
     if (op.validate) op.validate(shapes.back(), nranks);
   }
@@ -179,6 +212,8 @@ std::vector<Selection> select_work(const Options& options, int nranks) {
     Selection selection{op, shapes_of(options, *op, nranks)};
     if (!selection.shapes.empty()) work.push_back(std::move(selection));
   }
+  if (work.empty() && !options.only.empty())
+    throw UsageError("--only \"" + options.only.front().text() + "\": no shape has these values");
   if (work.empty() && !options.shapes.empty()) {
     throw UsageError("--shape \"" + options.shapes.front().text() + "\": no operator has these keys");
   }

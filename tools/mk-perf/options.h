@@ -19,6 +19,12 @@ enum class Mode {
 
 const char* mode_name(Mode mode);
 
+enum class Baseline {
+  kAuto,  // on GPUs, where NCCL and cublasLt are there
+  kNccl,
+  kNone
+};
+
 struct Options {
   bool help = false;
   bool version = false;
@@ -29,12 +35,17 @@ struct Options {
   std::optional<int> nodes;
   std::vector<Shape> shapes;
   std::string preset = "default";
+  std::vector<Shape> only;  // keys and values; a shape has to agree with one of them
   Dtypes dtypes;
+  mk_layout_t b_layout = MK_LAYOUT_KN;
   bool check = false;
-  bool baseline_nccl = false;
+  Baseline baseline = Baseline::kAuto;
+  std::string nccl_path;
+  std::string cublaslt_path;
+  bool host_time = false;
   int iterations = 20;
   int warmup = 3;
-  Mode mode = Mode::kIsolated;
+  std::vector<Mode> modes = {Mode::kIsolated};
   std::string json_path;
   std::string trace_path;
   std::string id_path;

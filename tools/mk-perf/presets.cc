@@ -71,7 +71,7 @@ Shapes tensor_parallel(const char* preset, const std::string& name, int nranks,
   const bool gather = name == "allgather_gemm" || name == "allgather_gemm_wgrad";
   const std::vector<int64_t> row_counts = name == "gemm_allreduce"
                                               ? std::vector<int64_t>{16, 32, 64, 128, 256, 1024}
-                                              : std::vector<int64_t>{1024, 2048, 4096, 8192};
+                                              : std::vector<int64_t>{1024, 2048, 4096, 8192, 16384};
   Shapes shapes;
   for (const Projection& projection : gather ? reading : writing) {
     const int64_t n = gather ? share(preset, projection.columns, nranks) : projection.columns;

@@ -64,6 +64,17 @@ class SharedMemoryGroup : public RankGroup {
     return largest;
   }
 
+  std::vector<char> all_gather(const void* bytes, size_t count) override {
+    static_assert(kMaxGathered <= SharedMemory::kSlotValues * sizeof(double));
+    std::vector<char> all(static_cast<size_t>(memory_.nranks()) * count);
+    std::memcpy(memory_.slot(rank_), bytes, count);
+    barrier();
+    for (int rank = 0; rank < memory_.nranks(); ++rank)
+      std::memcpy(all.data() + static_cast<size_t>(rank) * count, memory_.slot(rank), count);
+    barrier();  // the slots are free again
+    return all;
+  }
+
  private:
   SharedMemory& memory_;
   int rank_;
@@ -99,6 +110,17 @@ class CommunicatorGroup : public RankGroup {
       }
     }
     return largest;
+  }
+
+  std::vector<char> all_gather(const void* bytes, size_t count) override {
+    static_assert(kMaxGathered <= kRowBytes);
+    std::vector<double> row(kRowValues, 0.0);
+    std::memcpy(row.data(), bytes, count);
+    const std::vector<double> rows = gather(row.data(), kRowValues);
+    std::vector<char> all(static_cast<size_t>(nranks_) * count);
+    for (size_t rank = 0; rank < static_cast<size_t>(nranks_); ++rank)
+      std::memcpy(all.data() + rank * count, rows.data() + rank * kRowValues, count);
+    return all;
   }
 
  private:

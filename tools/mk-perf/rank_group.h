@@ -19,6 +19,9 @@ class RankGroup {
   // Element by element the largest over all ranks, on every rank; all give the same number of values, none of
   // them NaN.
   virtual std::vector<double> maximum(const std::vector<double>& values) = 0;
+  // What each rank gives, in rank order; `count` is the same on all, at most kMaxGathered.
+  virtual std::vector<char> all_gather(const void* bytes, size_t count) = 0;
+  static constexpr size_t kMaxGathered = 512;
 };
 
 struct SharedArea;

@@ -36,9 +36,17 @@ struct Result {
   std::optional<double> collective_us;
   std::optional<double> roofline_us;
   double tflops = 0;  // of a rank
+  std::optional<double> cublas_us;
+  std::optional<double> link_us;
+  std::optional<double> host_us;
+  std::optional<double> sm_mhz;
+  std::optional<double> watts;
 };
 
+// The results of schedule.mode, which may be none.
 std::string table_text(const std::vector<Result>& results, const Schedule& schedule);
+// What was found out besides them, a line each.
+std::string notes_text(const Machine& machine, const std::vector<std::string>& notes);
 std::string json_text(const std::vector<Result>& results, const Machine& machine, const std::string& version);
 
 // "bf16", or "bf16->fp32" where the output's type differs.

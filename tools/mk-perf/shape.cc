@@ -49,21 +49,21 @@ int64_t parse_integer(const std::string& text, const std::string& what, int64_t 
   return value;
 }
 
-Shape parse_shape(const std::string& text) {
+Shape parse_shape(const std::string& text, const std::string& option) {
+  const std::string where = option + " \"" + text + "\": ";
   Shape shape;
   for (size_t start = 0; start <= text.size();) {
     const size_t comma = std::min(text.find(',', start), text.size());
     const std::string item = text.substr(start, comma - start);
     const size_t equals = item.find('=');
     if (equals == std::string::npos || equals == 0) {
-      throw UsageError("--shape \"" + text + "\": expected key=value, saw \"" + item + "\"");
+      throw UsageError(where + "expected key=value, saw \"" + item + "\"");
     }
     const std::string key = item.substr(0, equals);
     for (const Shape::Entry& entry : shape.entries_) {
-      if (entry.first == key) throw UsageError("--shape \"" + text + "\": key " + key + " is given twice");
+      if (entry.first == key) throw UsageError(where + "key " + key + " is given twice");
     }
-    shape.entries_.emplace_back(
-        key, parse_integer(item.substr(equals + 1), "--shape \"" + text + "\": " + key, 0, int64_t{1} << 40));
+    shape.entries_.emplace_back(key, parse_integer(item.substr(equals + 1), where + key, 0, int64_t{1} << 40));
     start = comma + 1;
   }
   return shape;
@@ -72,6 +72,12 @@ Shape parse_shape(const std::string& text) {
 bool keys_belong(const Shape& shape, const ShapeKeys& keys) {
   return std::all_of(shape.entries().begin(), shape.entries().end(),
                      [&](const Shape::Entry& entry) { return find_key(keys, entry.first) != nullptr; });
+}
+
+bool agrees(const Shape& shape, const Shape& values) {
+  return std::all_of(values.entries().begin(), values.entries().end(), [&](const Shape::Entry& value) {
+    return std::find(shape.entries().begin(), shape.entries().end(), value) != shape.entries().end();
+  });
 }
 
 Shape complete_shape(const Shape& given, const ShapeKeys& keys, const std::string& operator_name) {

@@ -30,16 +30,19 @@ class Shape {
 
  private:
   friend Shape complete_shape(const Shape& given, const ShapeKeys& keys, const std::string& operator_name);
-  friend Shape parse_shape(const std::string& text);
+  friend Shape parse_shape(const std::string& text, const std::string& option);
   std::vector<Entry> entries_;
 };
 
 // Reads the keys and values; a UsageError says what is malformed. Which keys there may be is complete_shape's
-// matter.
-Shape parse_shape(const std::string& text);
+// matter. `option` is named in the sentence.
+Shape parse_shape(const std::string& text, const std::string& option = "--shape");
 
 // True when every key of the shape is one of `keys`.
 bool keys_belong(const Shape& shape, const ShapeKeys& keys);
+
+// True when the shape has every key of `values`, with the same value.
+bool agrees(const Shape& shape, const Shape& values);
 
 // The shape with exactly `keys`, in their order, defaults filled in; a UsageError for an unknown or missing key
 // or a value out of range.
