@@ -302,6 +302,7 @@ void measure_calls(Rank& rank, Watchdog& watchdog, const Problem& problem, bool 
 int main(int argc, char** argv) {
   // So few channels that its kernels fit on the SMs left free.
   setenv("NCCL_MAX_NCHANNELS", "8", 1);
+  setenv("NCCL_MAX_CTAS", "8", 1);
   setenv("NCCL_NVLS_ENABLE", "0", 1);
   const Options options = start(argc, argv);
   const int num_devices = require_devices();
@@ -322,7 +323,7 @@ int main(int argc, char** argv) {
         rank.meet();
         if (has_nccl) run_beside_nccl(rank, watchdog, shared, rounds);
         const int ranks_per_device = (rank.nranks + num_devices - 1) / num_devices;
-        run_opposite(rank, watchdog, 132 / ranks_per_device / 2 - 2, rounds);
+        run_opposite(rank, watchdog, num_sms(rank.device) / ranks_per_device / 2 - 2, rounds);
         if (!shares && rank.nranks > 1) run_deadlocked(rank, watchdog);
         if (!shares) run_occupied(rank, watchdog, rounds);
         for (const Problem& problem : usual_problems()) measure_calls(rank, watchdog, problem, options.strict);

@@ -22,7 +22,7 @@ constexpr int MAX_RANKS = 8;
 constexpr int NAMED_WITHIN_MS = 10000;
 constexpr int ABORT_WITHIN_MS = 5000;
 constexpr int SCENE_SECONDS = 150;
-constexpr int WAIT_TIMEOUT_MS = 700;
+constexpr int WAIT_TIMEOUT_MS = 400;
 
 Tally tally;
 
@@ -471,7 +471,7 @@ std::vector<Scene> make_scenes(int nranks, bool quick) {
     return problem;
   };
   const int last = nranks - 1;
-  const int late_ms = 3 * WAIT_TIMEOUT_MS;
+  const int late_ms = 5 * WAIT_TIMEOUT_MS;
   std::vector<Scene> scenes = {
       {"AG+GEMM, a late rank", Fault::late, gather, last, late_ms},
       {"GEMM+AR two-shot, a late rank", Fault::late, two_shot, 0, late_ms},

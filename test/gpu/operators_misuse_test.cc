@@ -100,23 +100,40 @@ void refuse_stream(Rank& rank) {
     if (rank.rank == 0) tally.say("a stream of another device: not tried, there is one GPU");
     return;
   }
-  const Problem problem{.op = MK_OPERATOR_ALLGATHER_GEMM, .m = 64, .n = 64, .k = 64};
-  const Bench bench(rank, problem);
+  // One of its own, so that what follows does not depend on this.
+  const mk_comm_t comm = make_communicator(rank, MK_COMM_CONFIG_INIT);
   cudaStream_t foreign = nullptr;
   require_cuda(cudaSetDevice((rank.device + 1) % num_devices), "cudaSetDevice");
   require_cuda(cudaStreamCreateWithFlags(&foreign, cudaStreamNonBlocking), "cudaStreamCreate");
   require_cuda(cudaSetDevice(rank.device), "cudaSetDevice");
-  const mk_status_t status = bench.call(foreign);
-  const std::string sentence = mk_get_last_error(rank.comm);
-  tally.check(status == MK_ERROR_INVALID_ARGUMENT && says(sentence.c_str(), "stream"),
-              text("rank %d: a stream of another device: %s: %s", rank.rank, mk_status_string(status),
-                   sentence.c_str()));
-  int current = -1;
-  require_cuda(cudaGetDevice(&current), "cudaGetDevice");
-  tally.check(current == rank.device,
-              text("rank %d: the current device was changed to %d", rank.rank, current));
-  cudaGetLastError();
+  {
+    const Bench bench(rank.rank, rank.nranks, comm,
+                      {.op = MK_OPERATOR_ALLGATHER_GEMM, .m = 64, .n = 64, .k = 64});
+    const mk_status_t status = bench.call(foreign);
+    const std::string sentence = mk_get_last_error(comm);
+    tally.check(status == MK_ERROR_INVALID_ARGUMENT && says(sentence.c_str(), "stream"),
+                text("rank %d: a stream of another device: %s: %s", rank.rank, mk_status_string(status),
+                     sentence.c_str()));
+    int current = -1;
+    require_cuda(cudaGetDevice(&current), "cudaGetDevice");
+    tally.check(current == rank.device,
+                text("rank %d: the current device was changed to %d", rank.rank, current));
+    cudaGetLastError();
+    rank.meet();
+    // The launch that did not happen is missed on no rank.
+    next_turn(bench.judge().turn(), rank.stream);
+    fill_operands(bench.operands(), Filling::pattern, bench.judge().turn(), rank.stream);
+    mk_status_t after = bench.call(rank.stream);
+    check_results(bench.operands(), bench.judge().turn(), 0, bench.judge().wrong(), rank.stream);
+    if (const mk_status_t ended = mk_comm_synchronize(comm, rank.stream); after == MK_SUCCESS) after = ended;
+    tally.check(after == MK_SUCCESS && bench.verdict(rank.stream).count == 0,
+                text("rank %d: after a stream of another device: %s: %s", rank.rank, mk_status_string(after),
+                     mk_get_last_error(comm)));
+    rank.meet();
+  }
   cudaStreamDestroy(foreign);
+  mk_comm_finalize(comm);
+  require(mk_comm_destroy(comm), "mk_comm_destroy", nullptr);
   rank.meet();
 }
 
@@ -295,8 +312,8 @@ void run_misuse(Rank& rank, Watchdog& watchdog) {
     refuse_operands(rank, {.op = op, .m = 300, .n = 264, .k = 136});
   }
   check_usable(rank, "bad operands");
+  watchdog.stage(rank.rank, "a stream of another device", 60, rank.comm);
   refuse_stream(rank);
-  check_usable(rank, "a stream of another device");
   if (rank.nranks > 1) {
     for (const Disagreement& disagreement : make_disagreements()) disagree(rank, disagreement, watchdog);
   }

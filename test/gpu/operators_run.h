@@ -74,6 +74,12 @@ inline int require_devices() {
   std::exit(77);
 }
 
+inline int num_sms(int device) {
+  int sms = 0;
+  require_cuda(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
+  return sms;
+}
+
 inline Options start(int argc, char** argv) {
   set_environment();
   Options options = read_options(argc, argv);
