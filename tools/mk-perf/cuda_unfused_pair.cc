@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include <algorithm>
 #include <cstring>
+#include <functional>
 
 #include "cublaslt_library.h"
 #include "cuda_graph.h"
@@ -21,14 +22,18 @@ class NcclCommunicator {
  public:
   NcclCommunicator(const NcclLibrary& library, const Context& context, RankGroup& group) : library_(library) {
     const Watchdog watchdog(kNcclDeadline, "rank " + std::to_string(context.rank) + ": ncclCommInitRank");
-    ncclUniqueId id{};
-    ncclResult_t result = ncclSuccess;
-    if (context.rank == 0) result = library.get_unique_id(&id);
-    static_assert(sizeof id <= RankGroup::kMaxGathered);
-    const std::vector<char> ids = group.all_gather(&id, sizeof id);
-    library.require(result, "ncclGetUniqueId");
-    std::memcpy(&id, ids.data(), sizeof id);
-    library.require(library.comm_init_rank(&comm_, context.nranks, id, context.rank), "ncclCommInitRank");
+    struct Introduction {
+      ncclUniqueId id;
+      ncclResult_t result;
+    } own{};
+    static_assert(sizeof own <= RankGroup::kMaxGathered);
+    if (context.rank == 0) own.result = library.get_unique_id(&own.id);
+    const std::vector<char> all = group.all_gather(&own, sizeof own);
+    Introduction first{};
+    std::memcpy(&first, all.data(), sizeof first);
+    // On all ranks, or else the others would wait for rank 0.
+    library.require(first.result, "ncclGetUniqueId on rank 0");
+    library.require(library.comm_init_rank(&comm_, context.nranks, first.id, context.rank), "ncclCommInitRank");
   }
   ~NcclCommunicator() {
     // Abort and not destroy: it waits for nobody, should another rank have failed.
@@ -256,22 +261,29 @@ std::unique_ptr<UnfusedLibraries> load_unfused_libraries(const Context& context,
   }
   std::unique_ptr<NcclLibrary> nccl;
   std::unique_ptr<CublasLtLibrary> cublaslt;
-  try {
-    nccl = std::make_unique<NcclLibrary>(paths.nccl);
-  } catch (const LibraryAbsent& absent) {
-    problem = absent.reason + "; --nccl-library PATH says where NCCL is";
-  }
-  try {
-    cublaslt = std::make_unique<CublasLtLibrary>(paths.cublaslt);
-  } catch (const LibraryAbsent& absent) {
-    problem +=
-        (problem.empty() ? "" : "; ") + absent.reason + "; --cublaslt-library PATH says where cublasLt is";
-  }
-  if (group.maximum({problem.empty() ? 0.0 : 1.0})[0] != 0.0) {
-    if (problem.empty()) problem = "another rank has no NCCL or no cublasLt";
-    return nullptr;
-  }
-  return std::make_unique<CudaUnfusedLibraries>(context, group, std::move(nccl), std::move(cublaslt));
+  std::unique_ptr<UnfusedLibraries> libraries;
+  const auto attempt = [&](const char* option, const std::function<void()>& step) {
+    try {
+      step();
+    } catch (const LibraryAbsent& absent) {
+      problem += (problem.empty() ? "" : "; ") + absent.reason + "; " + option + " PATH says where it is";
+    } catch (const RunError& error) {
+      problem += (problem.empty() ? "" : "; ") + std::string(error.what());
+    }
+  };
+  const auto all_succeeded = [&] {
+    if (group.maximum({problem.empty() ? 0.0 : 1.0})[0] == 0.0) return true;
+    if (problem.empty()) problem = "NCCL or cublasLt does not work on another rank";
+    return false;
+  };
+  attempt("--nccl-library", [&] { nccl = std::make_unique<NcclLibrary>(paths.nccl); });
+  attempt("--cublaslt-library", [&] { cublaslt = std::make_unique<CublasLtLibrary>(paths.cublaslt); });
+  if (!all_succeeded()) return nullptr;
+  attempt("", [&] {
+    libraries = std::make_unique<CudaUnfusedLibraries>(context, group, std::move(nccl), std::move(cublaslt));
+  });
+  if (!all_succeeded()) return nullptr;
+  return libraries;
 }
 
 }  // namespace perf

@@ -47,7 +47,7 @@ struct Track {
   const Context& context;
   RankGroup& group;
   GpuRanks* gpus = nullptr;    // may be absent: then ranks meet on the host alone
-  Sensors* sensors = nullptr;  // read while the first candidate runs
+  Sensors* sensors = nullptr;  // read now and then while the first candidate runs
 };
 
 // Times real launches of all candidates in turn, a round of one sample each, so that all see the same clocks
