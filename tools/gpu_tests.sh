@@ -123,6 +123,7 @@ scale=$([ -n "$quick" ] && echo 1 || echo 2)
 run 120 cuda_symmetric_memory_test
 run 300 gemm_test
 run 60 capture_test
+run 60 trace_test
 run 300 operators_test ${ranks:+"$ranks"}
 run $((120 * scale)) operators_stress_test "${options[@]}"
 run $((120 * scale)) operators_capture_test "${options[@]}"

@@ -34,10 +34,7 @@ Result<Trace> CudaExecutor::collect_trace() {
 
 void CudaExecutor::stop_trace() {
   const CurrentDevice current(device_);
-  if (trace_->stays()) {
-    trace_->disable();
-    ended_traces_.push_back(std::move(trace_));
-  }
+  if (trace_->stays()) ended_traces_.push_back(std::move(trace_));
   trace_.reset();
 }
 

@@ -34,25 +34,23 @@ Result<std::unique_ptr<CudaTrace>> CudaTrace::make(int num_ctas, int64_t max_spa
 Status CudaTrace::allocate() {
   MK_RETURN_IF_ERROR(
       cuda_error(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating the trace's stream"));
-  MK_RETURN_IF_ERROR(cuda_error(cudaMallocAsync(reinterpret_cast<void**>(&buffer_), sizeof *buffer_, stream_),
-                                "allocating the trace"));
   MK_RETURN_IF_ERROR(cuda_error(cudaMallocAsync(reinterpret_cast<void**>(&memory_), layout_.bytes(), stream_),
                                 "allocating the trace"));
   MK_RETURN_IF_ERROR(
       cuda_error(cudaHostAlloc(reinterpret_cast<void**>(&exchange_), sizeof *exchange_, cudaHostAllocMapped),
                  "allocating pinned host memory"));
-  const TraceBuffer buffer = {memory_, layout_, 1};
+  std::vector<std::byte> first(layout_.first_bytes());
+  std::memcpy(first.data(), &layout_, sizeof layout_);
+  empty_tracks(layout_, first.data(), memory_);
   MK_RETURN_IF_ERROR(
-      cuda_error(cudaMemsetAsync(memory_, 0, layout_.zeroed_bytes(), stream_), "clearing the trace"));
-  MK_RETURN_IF_ERROR(cuda_error(
-      cudaMemcpyAsync(buffer_, &buffer, sizeof buffer, cudaMemcpyHostToDevice, stream_), "starting the trace"));
+      cuda_error(cudaMemcpyAsync(memory_, first.data(), first.size(), cudaMemcpyHostToDevice, stream_),
+                 "starting the trace"));
   return cuda_error(cudaStreamSynchronize(stream_), "starting the trace");
 }
 
 CudaTrace::~CudaTrace() {
   const BesideCaptures beside;
   if (memory_ != nullptr) cudaFreeAsync(memory_, stream_);
-  if (buffer_ != nullptr) cudaFreeAsync(buffer_, stream_);
   if (stream_ != nullptr) {
     cudaStreamSynchronize(stream_);
     cudaStreamDestroy(stream_);
@@ -69,25 +67,20 @@ Result<Trace> CudaTrace::collect() {
         cudaMemcpyAsync(image.data() + begin, memory_ + begin, end - begin, cudaMemcpyDeviceToHost, stream_),
         what);
   };
-  MK_RETURN_IF_ERROR(fetch(0, layout_.zeroed_bytes(), "reading the trace"));
+  MK_RETURN_IF_ERROR(fetch(0, layout_.first_bytes(), "reading the trace"));
   MK_RETURN_IF_ERROR(cuda_error(cudaStreamSynchronize(stream_), "reading the trace"));
   // Of each track what there is: most of the spans' memory is usually untouched.
   for (int cta = 0; cta < static_cast<int>(layout_.num_ctas); ++cta) {
     for (int track = 0; track < NUM_TRACE_TRACKS; ++track) {
       DeviceTrack state;
       std::memcpy(&state, image.data() + layout_.track(cta, track), sizeof state);
-      const uint32_t kept = std::min(state.num_spans, layout_.max_spans);
+      const uint32_t kept = layout_.max_spans - std::min(state.room, layout_.max_spans);
       MK_RETURN_IF_ERROR(
           fetch(layout_.span(cta, track, 0), layout_.span(cta, track, kept), "reading the trace"));
     }
   }
   MK_RETURN_IF_ERROR(cuda_error(cudaStreamSynchronize(stream_), "reading the trace"));
   return convert_device_trace(layout_, image.data(), clock_offset_ns());
-}
-
-void CudaTrace::disable() {
-  const BesideCaptures beside;
-  cudaMemsetAsync(&buffer_->enabled, 0, sizeof buffer_->enabled, stream_);
 }
 
 // The answer that came back soonest lies at most half its way from the middle: within a microsecond. A polling

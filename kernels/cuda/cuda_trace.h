@@ -29,21 +29,20 @@ class BesideCaptures {
 // device is current in every call.
 class CudaTrace {
  public:
-  // Records up to `max_spans` spans a track of the first `num_ctas` CTAs.
+  // Records up to `max_spans` spans a track, of launches of up to `num_ctas` CTAs.
   static Result<std::unique_ptr<CudaTrace>> make(int num_ctas, int64_t max_spans);
   ~CudaTrace();
   CudaTrace(const CudaTrace&) = delete;
   CudaTrace& operator=(const CudaTrace&) = delete;
 
-  // What launches are given.
-  TraceBuffer* buffer() const { return buffer_; }
+  // What launches of at most num_ctas CTAs are given.
+  TraceBuffer* buffer() const { return reinterpret_cast<TraceBuffer*>(memory_); }
   // What was recorded so far. No launch is running.
   Result<Trace> collect();
-  // A captured launch has the buffer, and will come again.
+  // A captured launch has the buffer and will come again, after the end of the trace, too: until its rows are
+  // full it goes on to record what nobody reads.
   void keep() { stays_ = true; }
   bool stays() const { return stays_; }
-  // Captured launches that come again record nothing any more.
-  void disable();
 
  private:
   CudaTrace(int num_ctas, int64_t max_spans)
@@ -54,7 +53,6 @@ class CudaTrace {
 
   const TraceLayout layout_;
   cudaStream_t stream_ = nullptr;
-  TraceBuffer* buffer_ = nullptr;
   std::byte* memory_ = nullptr;
   ClockExchange* exchange_ = nullptr;
   bool stays_ = false;

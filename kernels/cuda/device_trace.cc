@@ -2,6 +2,7 @@
 #include "kernels/cuda/device_trace.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "lib/status.h"
 
@@ -55,8 +56,9 @@ class Converter {
     return *reinterpret_cast<const T*>(image_ + offset);
   }
   int num_ctas() const { return static_cast<int>(layout_.num_ctas); }
+  uint64_t all_visits(int cta) const { return at<uint64_t>(layout_.num_visits(cta)); }
   uint32_t num_visits(int cta) const {
-    return std::min(at<uint32_t>(layout_.num_visits(cta)), layout_.max_spans);
+    return static_cast<uint32_t>(std::min<uint64_t>(all_visits(cta), layout_.max_spans));
   }
   const DeviceVisit& visit_at(int cta, uint32_t number) const {
     return at<DeviceVisit>(layout_.visit(cta, number));
@@ -90,9 +92,7 @@ class Converter {
                   static_cast<long long>(launch.shape[1]), static_cast<long long>(launch.shape[2])),
            start_of(visit), end_of(visit)});
     }
-    if (num_ctas() > 0) {
-      trace.dropped_launches = at<uint32_t>(layout_.num_visits(0)) - num_visits(0);
-    }
+    if (num_ctas() > 0) trace.dropped_launches = all_visits(0) - num_visits(0);
     for (int cta = 1; cta < num_ctas(); ++cta) {
       size_t launch = 0;  // launches of a communicator do not overlap, and CTAs may be fewer in some
       for (uint32_t number = 0; number < num_visits(cta); ++number) {
@@ -112,9 +112,9 @@ class Converter {
   TraceTrack convert_track(int cta, int track) const {
     TraceTrack converted;
     converted.name = track_name(cta, track);
-    const uint32_t count = at<DeviceTrack>(layout_.track(cta, track)).num_spans;
-    const uint32_t kept = std::min(count, layout_.max_spans);
-    converted.dropped = count - kept;
+    const DeviceTrack& state = at<DeviceTrack>(layout_.track(cta, track));
+    const uint32_t kept = layout_.max_spans - std::min(state.room, layout_.max_spans);
+    converted.dropped = state.dropped;
     for (uint32_t number = 0; number < kept; ++number) {
       const DeviceSpan& span = at<DeviceSpan>(layout_.span(cta, track, number));
       if (span.visit >= num_visits(cta) || span.kind >= static_cast<uint32_t>(TraceKind::NUM)) {
@@ -138,6 +138,16 @@ class Converter {
 };
 
 }  // namespace
+
+void empty_tracks(const TraceLayout& layout, std::byte* image, std::byte* device_memory) {
+  for (int cta = 0; cta < static_cast<int>(layout.num_ctas); ++cta) {
+    for (int track = 0; track < NUM_TRACE_TRACKS; ++track) {
+      auto* first = reinterpret_cast<DeviceSpan*>(device_memory + layout.span(cta, track, 0));
+      const DeviceTrack empty = {first, first, layout.max_spans, 0, 0, 0};
+      std::memcpy(image + layout.track(cta, track), &empty, sizeof empty);
+    }
+  }
+}
 
 Trace convert_device_trace(const TraceLayout& layout, const std::byte* image, int64_t offset_ns) {
   return Converter(layout, image, offset_ns).convert();

@@ -8,35 +8,40 @@
 
 namespace mk {
 
+template <class T>
+__device__ __forceinline__ T& trace_at(TraceBuffer* trace, size_t offset) {
+  return *reinterpret_cast<T*>(reinterpret_cast<std::byte*>(trace) + offset);
+}
+
 // By thread 0 of every CTA, before the barrier after which its roles begin.
-__device__ __forceinline__ void trace_enter(const TraceBuffer* trace, uint64_t epoch, uint32_t op,
+__device__ __forceinline__ void trace_enter(TraceBuffer* trace, uint64_t epoch, uint32_t op,
                                             const int64_t (&shape)[4]) {
-  if (trace == nullptr || trace->enabled == 0 || blockIdx.x >= trace->layout.num_ctas) return;
+  if (trace == nullptr) return;
   const TraceLayout layout = trace->layout;
   const int cta = blockIdx.x;
-  uint32_t* count = reinterpret_cast<uint32_t*>(trace->base + layout.num_visits(cta));
-  const uint32_t number = (*count)++;
+  const auto number = static_cast<uint32_t>(trace_at<uint64_t>(trace, layout.num_visits(cta))++);
+  for (int track = 0; track < NUM_TRACE_TRACKS; ++track) {
+    trace_at<DeviceTrack>(trace, layout.track(cta, track)).visit = number;
+  }
   if (number >= layout.max_spans) return;
   if (cta == 0) {
-    *reinterpret_cast<DeviceLaunch*>(trace->base + layout.launch(number)) = {
+    trace_at<DeviceLaunch>(trace, layout.launch(number)) = {
         epoch, op, {shape[0], shape[1], shape[2], shape[3]}};
   }
-  DeviceVisit& visit = *reinterpret_cast<DeviceVisit*>(trace->base + layout.visit(cta, number));
-  visit.epoch = epoch;
-  visit.begin_ns = ptx::globaltimer();
-  visit.begin_clock = clock64();
+  trace_at<DeviceVisit>(trace, layout.visit(cta, number)) = {epoch, static_cast<uint64_t>(clock64()),
+                                                             ptx::globaltimer(), 0, 0};
 }
 
 // By thread 0, after the barrier that the CTA's roles end with.
-__device__ __forceinline__ void trace_leave(const TraceBuffer* trace) {
-  if (trace == nullptr || trace->enabled == 0 || blockIdx.x >= trace->layout.num_ctas) return;
+__device__ __forceinline__ void trace_leave(TraceBuffer* trace) {
+  if (trace == nullptr) return;
   const TraceLayout layout = trace->layout;
   const int cta = blockIdx.x;
-  const uint32_t number = *reinterpret_cast<uint32_t*>(trace->base + layout.num_visits(cta)) - 1;
+  const auto number = static_cast<uint32_t>(trace_at<uint64_t>(trace, layout.num_visits(cta)) - 1);
   if (number >= layout.max_spans) return;
-  DeviceVisit& visit = *reinterpret_cast<DeviceVisit*>(trace->base + layout.visit(cta, number));
-  visit.end_ns = ptx::globaltimer();
+  DeviceVisit& visit = trace_at<DeviceVisit>(trace, layout.visit(cta, number));
   visit.end_clock = clock64();
+  visit.end_ns = ptx::globaltimer();
 }
 
 // A role's hand on its row, made where it is needed from the kernel's parameter. All threads of the role may
@@ -44,21 +49,26 @@ __device__ __forceinline__ void trace_leave(const TraceBuffer* trace) {
 class Tracer {
  public:
   // `track`: TRACE_LOAD, TRACE_COPY + warp, TRACE_COMPUTE + warpgroup.
-  __device__ __forceinline__ Tracer(const TraceBuffer* trace, int track) : trace_(trace), track_(track) {}
+  __device__ __forceinline__ Tracer(TraceBuffer* trace, int track) : trace_(trace), track_(track) {}
 
   // A span begins. One may begin inside another, and ends by record().
   __device__ __forceinline__ void begin(TraceKind kind, uint32_t index = TRACE_NO_INDEX, int peer = -1) const {
-    if (is_on()) write(kind, index, peer, clock64(), 0);
+    if (is_on()) add(kind, index, peer, clock64(), 0);
   }
   // The span that began last ends.
   __device__ __forceinline__ void end() const {
-    if (!is_on()) return;
-    const uint32_t number = state()->open;
-    if (number < trace_->layout.max_spans) span(number)->end = clock64();
+    if (is_on()) state().open->end = clock64();
   }
-  // The span that began last is none, if none was recorded since.
+  // The span that began last is none; none was recorded since.
   __device__ __forceinline__ void cancel() const {
-    if (is_on() && state()->open + 1 == state()->num_spans) state()->num_spans = state()->open;
+    if (!is_on()) return;
+    DeviceTrack& track = state();
+    if (track.open == track.next) {
+      --track.dropped;
+    } else {
+      track.next = track.open;
+      ++track.room;
+    }
   }
 
   // For spans inside others: the time now, 0 without a trace; and the span that began then and ends here.
@@ -66,35 +76,35 @@ class Tracer {
   __device__ __forceinline__ void record(TraceKind kind, uint64_t start, uint32_t index = TRACE_NO_INDEX,
                                          int peer = -1) const {
     if (!is_on()) return;
-    const uint32_t open = state()->open;
-    write(kind, index, peer, start, clock64());
-    state()->open = open;
+    DeviceSpan* const open = state().open;
+    add(kind, index, peer, start, clock64());
+    state().open = open;
   }
 
  private:
   __device__ __forceinline__ bool is_on() const {
     if (trace_ == nullptr) return false;
     const unsigned num_threads = track_ >= TRACE_COMPUTE ? 128 : 32;
-    return threadIdx.x % num_threads == 0 && trace_->enabled != 0 && blockIdx.x < trace_->layout.num_ctas;
+    return threadIdx.x % num_threads == 0;
   }
-  __device__ __forceinline__ DeviceTrack* state() const {
-    return reinterpret_cast<DeviceTrack*>(trace_->base + trace_->layout.track(blockIdx.x, track_));
+  __device__ __forceinline__ DeviceTrack& state() const {
+    return trace_at<DeviceTrack>(trace_, TraceLayout::track(blockIdx.x, track_));
   }
-  __device__ __forceinline__ DeviceSpan* span(uint32_t number) const {
-    return reinterpret_cast<DeviceSpan*>(trace_->base + trace_->layout.span(blockIdx.x, track_, number));
-  }
-  __device__ __forceinline__ void write(TraceKind kind, uint32_t index, int peer, uint64_t start,
-                                        uint64_t end) const {
-    DeviceTrack* track = state();
-    const uint32_t number = track->num_spans;
-    track->num_spans = number + 1;
-    track->open = number;
-    if (number >= trace_->layout.max_spans) return;
-    const uint32_t visits = *reinterpret_cast<uint32_t*>(trace_->base + trace_->layout.num_visits(blockIdx.x));
-    *span(number) = {start, end, visits - 1, index, peer, static_cast<uint32_t>(kind)};
+  __device__ __forceinline__ void add(TraceKind kind, uint32_t index, int peer, uint64_t start,
+                                      uint64_t end) const {
+    DeviceTrack& track = state();
+    DeviceSpan* const span = track.next;
+    *span = {start, end, track.visit, index, peer, static_cast<uint32_t>(kind)};
+    track.open = span;
+    if (track.room > 0) {
+      --track.room;
+      track.next = span + 1;
+    } else {
+      ++track.dropped;
+    }
   }
 
-  const TraceBuffer* const trace_;
+  TraceBuffer* const trace_;
   const int track_;
 };
 

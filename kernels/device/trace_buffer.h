@@ -33,9 +33,14 @@ struct alignas(16) DeviceSpan {
 };
 static_assert(sizeof(DeviceSpan) == 32);
 
-struct DeviceTrack {
-  uint32_t num_spans;  // those without room included
-  uint32_t open;       // the last that began
+// A row: where its next span goes. Behind its last one lies another, which takes those without room.
+struct alignas(16) DeviceTrack {
+  DeviceSpan* next;
+  DeviceSpan* open;  // that began last
+  uint32_t room;
+  uint32_t dropped;
+  uint32_t visit;
+  uint32_t reserved;
 };
 
 // A CTA's part in a launch. The SM's clock and the device's, read together at both ends, give the map from one
@@ -54,39 +59,39 @@ struct DeviceLaunch {
   int64_t shape[4];
 };
 
-// Where everything lies. There is room for as many visits and launches as for a track's spans.
+// Where everything lies. There is room for as many visits and launches as for a track's spans. The tracks come
+// first, at what launches are given as their TraceBuffer, so that a role finds its own without reading
+// anything.
 struct TraceLayout {
   uint32_t num_ctas;
   uint32_t max_spans;  // of a track
 
-  // uint32_t [num_ctas], visits so far
-  MK_HOST_DEVICE size_t num_visits(int cta) const { return cta * sizeof(uint32_t); }
-  MK_HOST_DEVICE size_t track(int cta, int track) const {
-    return end_of_counts() + (size_t(cta) * NUM_TRACE_TRACKS + track) * sizeof(DeviceTrack);
+  MK_HOST_DEVICE static size_t track(int cta, int track) {
+    return HEAD_BYTES + (size_t(cta) * NUM_TRACE_TRACKS + track) * sizeof(DeviceTrack);
   }
+  MK_HOST_DEVICE size_t num_visits(int cta) const { return track(num_ctas, 0) + cta * sizeof(uint64_t); }
   MK_HOST_DEVICE size_t launch(uint32_t number) const {
-    return track(num_ctas, 0) + number * sizeof(DeviceLaunch);
+    return num_visits(num_ctas) + number * sizeof(DeviceLaunch);
   }
   MK_HOST_DEVICE size_t visit(int cta, uint32_t number) const {
     return launch(max_spans) + (size_t(cta) * max_spans + number) * sizeof(DeviceVisit);
   }
   MK_HOST_DEVICE size_t span(int cta, int track, uint32_t number) const {
-    const size_t begin = (visit(num_ctas, 0) + 15) / 16 * 16;
-    return begin + ((size_t(cta) * NUM_TRACE_TRACKS + track) * max_spans + number) * sizeof(DeviceSpan);
+    const size_t begin = (visit(num_ctas, 0) + 31) / 32 * 32;
+    return begin + ((size_t(cta) * NUM_TRACE_TRACKS + track) * (max_spans + 1) + number) * sizeof(DeviceSpan);
   }
-  // The part before the spans is zero at the start; of the rest no more is read than the counts say.
-  MK_HOST_DEVICE size_t zeroed_bytes() const { return span(0, 0, 0); }
+  // All but the spans, of which no more is read than their tracks say, is set at the start: to zero, but the
+  // tracks.
+  MK_HOST_DEVICE size_t first_bytes() const { return span(0, 0, 0); }
   MK_HOST_DEVICE size_t bytes() const { return span(num_ctas, 0, 0); }
 
- private:
-  MK_HOST_DEVICE size_t end_of_counts() const { return (num_ctas * sizeof(uint32_t) + 7) / 8 * 8; }
+  static constexpr size_t HEAD_BYTES = 32;
 };
 
-// What a launch is given a pointer to while a trace is taken.
+// What a launch of at most num_ctas CTAs is given while a trace is taken: the beginning of the memory.
 struct TraceBuffer {
-  std::byte* base;
   TraceLayout layout;
-  uint32_t enabled;  // 0 when the trace has ended: a captured launch may come again
 };
+static_assert(sizeof(TraceBuffer) <= TraceLayout::HEAD_BYTES);
 
 }  // namespace mk

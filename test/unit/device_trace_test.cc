@@ -15,7 +15,9 @@ namespace {
 // coarse.
 class FakeDevice {
  public:
-  FakeDevice(uint32_t num_ctas, uint32_t max_spans) : layout_{num_ctas, max_spans}, image_(layout_.bytes()) {}
+  FakeDevice(uint32_t num_ctas, uint32_t max_spans) : layout_{num_ctas, max_spans}, image_(layout_.bytes()) {
+    empty_tracks(layout_, image_.data(), image_.data());
+  }
 
   static constexpr double kNsPerTick = 0.6;
   static constexpr uint64_t kResolutionNs = 1024;
@@ -28,14 +30,15 @@ class FakeDevice {
   uint64_t timer(uint64_t ns) const { return (kBeginNs + ns) / kResolutionNs * kResolutionNs; }
 
   void enter(int cta, uint64_t epoch, uint64_t ns) {
-    uint32_t& visits = at<uint32_t>(layout_.num_visits(cta));
-    const uint32_t number = visits++;
+    const auto number = static_cast<uint32_t>(at<uint64_t>(layout_.num_visits(cta))++);
+    for (int track = 0; track < NUM_TRACE_TRACKS; ++track)
+      at<DeviceTrack>(layout_.track(cta, track)).visit = number;
     if (number >= layout_.max_spans) return;
     if (cta == 0) at<DeviceLaunch>(layout_.launch(number)) = {epoch, 2, {11, 12, 13, 0}};
     at<DeviceVisit>(layout_.visit(cta, number)) = {epoch, clock(cta, ns), timer(ns), 0, 0};
   }
   void leave(int cta, uint64_t ns) {
-    const uint32_t number = at<uint32_t>(layout_.num_visits(cta)) - 1;
+    const auto number = static_cast<uint32_t>(at<uint64_t>(layout_.num_visits(cta)) - 1);
     if (number >= layout_.max_spans) return;
     DeviceVisit& visit = at<DeviceVisit>(layout_.visit(cta, number));
     visit.end_clock = clock(cta, ns);
@@ -43,14 +46,14 @@ class FakeDevice {
   }
   void span(int cta, int track, TraceKind kind, uint64_t start_ns, uint64_t end_ns, uint32_t index, int peer) {
     DeviceTrack& state = at<DeviceTrack>(layout_.track(cta, track));
-    const uint32_t number = state.num_spans++;
-    if (number >= layout_.max_spans) return;
-    at<DeviceSpan>(layout_.span(cta, track, number)) = {clock(cta, start_ns),
-                                                        end_ns ? clock(cta, end_ns) : 0,
-                                                        at<uint32_t>(layout_.num_visits(cta)) - 1,
-                                                        index,
-                                                        peer,
-                                                        static_cast<uint32_t>(kind)};
+    *state.next = {clock(cta, start_ns),       end_ns ? clock(cta, end_ns) : 0, state.visit, index, peer,
+                   static_cast<uint32_t>(kind)};
+    if (state.room == 0) {
+      ++state.dropped;
+    } else {
+      --state.room;
+      ++state.next;
+    }
   }
   Trace convert(int64_t offset_ns = 0) const { return convert_device_trace(layout_, image_.data(), offset_ns); }
 
@@ -76,13 +79,14 @@ TEST_CASE("parts of the trace's memory lie apart and are aligned") {
     for (const uint32_t max_spans : {1u, 5u, 2048u}) {
       const TraceLayout layout{num_ctas, max_spans};
       const int last = static_cast<int>(num_ctas) - 1;
-      CHECK(layout.num_visits(last) + sizeof(uint32_t) <= layout.track(0, 0));
-      CHECK(layout.track(last, NUM_TRACE_TRACKS - 1) + sizeof(DeviceTrack) <= layout.launch(0));
+      CHECK(sizeof(TraceBuffer) <= layout.track(0, 0));
+      CHECK(layout.track(last, NUM_TRACE_TRACKS - 1) + sizeof(DeviceTrack) <= layout.num_visits(0));
+      CHECK(layout.num_visits(last) + sizeof(uint64_t) <= layout.launch(0));
       CHECK(layout.launch(max_spans - 1) + sizeof(DeviceLaunch) <= layout.visit(0, 0));
       CHECK(layout.visit(last, max_spans - 1) + sizeof(DeviceVisit) <= layout.span(0, 0, 0));
-      CHECK(layout.span(last, NUM_TRACE_TRACKS - 1, max_spans - 1) + sizeof(DeviceSpan) == layout.bytes());
-      CHECK(layout.zeroed_bytes() == layout.span(0, 0, 0));
+      CHECK(layout.span(last, NUM_TRACE_TRACKS - 1, max_spans) + sizeof(DeviceSpan) == layout.bytes());
       CHECK(layout.track(0, 0) % alignof(DeviceTrack) == 0);
+      CHECK(layout.num_visits(0) % alignof(uint64_t) == 0);
       CHECK(layout.launch(0) % alignof(DeviceLaunch) == 0);
       CHECK(layout.visit(0, 0) % alignof(DeviceVisit) == 0);
       CHECK(layout.span(0, 0, 0) % alignof(DeviceSpan) == 0);
