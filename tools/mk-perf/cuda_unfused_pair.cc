@@ -18,9 +18,11 @@ namespace {
 constexpr std::chrono::seconds kNcclDeadline{90};
 constexpr int kTrialRuns = 3;
 
+// Left to the end of the process: to destroy it would wait for NCCL to let go of captured graphs and for ranks
+// that may have failed, before a single result is printed.
 class NcclCommunicator {
  public:
-  NcclCommunicator(const NcclLibrary& library, const Context& context, RankGroup& group) : library_(library) {
+  NcclCommunicator(const NcclLibrary& library, const Context& context, RankGroup& group) {
     const Watchdog watchdog(kNcclDeadline, "rank " + std::to_string(context.rank) + ": ncclCommInitRank");
     struct Introduction {
       ncclUniqueId id;
@@ -35,17 +37,10 @@ class NcclCommunicator {
     library.require(first.result, "ncclGetUniqueId on rank 0");
     library.require(library.comm_init_rank(&comm_, context.nranks, first.id, context.rank), "ncclCommInitRank");
   }
-  ~NcclCommunicator() {
-    // Abort and not destroy: it waits for nobody, should another rank have failed.
-    if (comm_) library_.comm_abort(comm_);
-  }
-  NcclCommunicator(const NcclCommunicator&) = delete;
-  NcclCommunicator& operator=(const NcclCommunicator&) = delete;
 
   ncclComm_t get() const { return comm_; }
 
  private:
-  const NcclLibrary& library_;
   ncclComm_t comm_ = nullptr;
 };
 
@@ -237,6 +232,10 @@ class CudaUnfusedLibraries : public UnfusedLibraries {
                                          std::string& problem) override {
     if (shape.collective != Collective::kAllGather && shape.dtypes.out_dtype != shape.dtypes.comm_dtype) {
       problem = "NCCL sums in the type of its output: no baseline where --out-dtype and --comm-dtype differ";
+      return nullptr;
+    }
+    if (shape.dtypes.out_dtype != MK_DTYPE_FP32 && shape.dtypes.out_dtype != shape.dtypes.dtype) {
+      problem = "cublasLt has no product from one 16-bit type to the other: no baseline";
       return nullptr;
     }
     return std::make_unique<CudaUnfusedPair>(Libraries{*nccl_, *cublaslt_, comm_.get()}, context_, group_,

@@ -8,8 +8,6 @@ namespace perf {
 NcclLibrary::NcclLibrary(const std::string& path) : library_(path, {"libnccl.so.2", "libnccl.so"}) {
   library_.find("ncclGetUniqueId", get_unique_id);
   library_.find("ncclCommInitRank", comm_init_rank);
-  library_.find("ncclCommDestroy", comm_destroy);
-  library_.find("ncclCommAbort", comm_abort);
   library_.find("ncclAllGather", all_gather);
   library_.find("ncclReduceScatter", reduce_scatter);
   library_.find("ncclAllReduce", all_reduce);
