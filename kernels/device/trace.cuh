@@ -44,6 +44,21 @@ __device__ __forceinline__ void trace_leave(TraceBuffer* trace) {
   visit.end_ns = ptx::globaltimer();
 }
 
+// The row of the calling warp in a CTA whose consumer warpgroups come first and whose producer's warpgroup is
+// the last.
+__device__ __forceinline__ int trace_track() {
+  static_assert(TRACE_LOAD == 0 && TRACE_COPY == 1);
+  const int warpgroup = threadIdx.x / 128;
+  return warpgroup == static_cast<int>(blockDim.x) / 128 - 1 ? threadIdx.x % 128 / 32
+                                                             : TRACE_COMPUTE + warpgroup;
+}
+
+// A tile's number in a trace: legible as it is.
+template <class Work>
+__device__ __forceinline__ uint32_t trace_tile(const Work& work) {
+  return static_cast<uint32_t>(work.m_tile) * 1000 + static_cast<uint32_t>(work.n_tile);
+}
+
 // A role's hand on its row, made where it is needed from the kernel's parameter. All threads of the role may
 // call; the first of the warp, or of the warpgroup, writes.
 class Tracer {
