@@ -70,7 +70,7 @@ __device__ float operand(Filling filling, uint32_t seed, int rank, int64_t row, 
   const uint32_t bits = hash(seed + 977 * rank, row, column);
   if (filling == Filling::random) return random_number(bits);
   const float integer = static_cast<float>(bits % 31) - 15.0f;
-  return is_a && rank % 2 == 1 ? integer * 16384.0f : integer;
+  return is_a && rank % 2 == 1 ? integer * 262144.0f : integer;
 }
 
 __device__ void store(void* to, int type, int64_t index, float value) {
@@ -269,9 +269,10 @@ std::string describe(const Problem& problem, int nranks) {
 std::string describe(const Wrong& wrong) {
   const char* places[] = {"C", "the gathered A", "the bits"};
   char text[256];
-  std::snprintf(
-      text, sizeof text, "%llu wrong, the first in %s at row %lld, column %lld, turn %u: saw %g, expected %g",
-      wrong.count, places[wrong.where], wrong.row, wrong.column, wrong.turn, wrong.seen, wrong.expected);
+  std::snprintf(text, sizeof text,
+                "%llu wrong, the first in %s at row %lld, column %lld, turn %u: saw %.9g, expected %.9g",
+                wrong.count, places[wrong.where], wrong.row, wrong.column, wrong.turn, wrong.seen,
+                wrong.expected);
   return text;
 }
 
