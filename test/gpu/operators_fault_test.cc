@@ -68,8 +68,8 @@ bool check_timeout(const Scene& scene, int rank, const Report& report, const std
   const std::string role = error.role, object = error.object;
   const bool waits_for_victim = role == "reduce" && object == "partial" && error.rank == scene.victim;
   const bool is_two_shot = scene.problem.algorithm == MK_ALGORITHM_TWO_SHOT;
-  const bool waits_for_owner =
-      is_two_shot && role == "gather" && object == "reduced chunk" && error.rank != rank;
+  // Two-shot, finished rows are gathered from every owner, this rank included.
+  const bool waits_for_owner = is_two_shot && role == "gather" && object.rfind("reduced ", 0) == 0;
   tally.check(waits_for_victim || waits_for_owner,
               who + "role " + role + ", object " + object + text(", rank %d", error.rank));
   tally.check(error.object_index == 0, who + "there is only one object, of index 0");
