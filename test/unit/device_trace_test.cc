@@ -161,6 +161,22 @@ TEST_CASE("launches shorter than the device's clock can tell") {
   CHECK(trace.launches[1].end_ns >= span.end_ns);
 }
 
+TEST_CASE("a replayed launch may come again with its number") {
+  FakeDevice device(2, 8);
+  for (uint64_t turn = 0; turn < 3; ++turn) {
+    for (int cta = 0; cta < 2; ++cta) {
+      device.enter(cta, 9, turn * 100000 + static_cast<uint64_t>(cta) * 1000);
+      device.leave(cta, turn * 100000 + 40000 + static_cast<uint64_t>(cta) * 9000);
+    }
+  }
+  const Trace trace = device.convert();
+  REQUIRE(trace.launches.size() == 3);
+  for (uint64_t turn = 0; turn < 3; ++turn) {
+    CHECK(near(trace.launches[turn].start_ns, turn * 100000));
+    CHECK(near(trace.launches[turn].end_ns, turn * 100000 + 49000));
+  }
+}
+
 TEST_CASE("what has no room is counted") {
   FakeDevice device(2, 2);
   for (uint64_t epoch = 1; epoch <= 5; ++epoch) {
