@@ -19,7 +19,7 @@ namespace {
 constexpr size_t kRotatedBytes = size_t{256} << 20;
 constexpr size_t kMaxSets = 8;
 
-constexpr double kHostTimeUs = 2e6;  // of launches
+constexpr double kHostTimeUs = 1e6;  // of launches
 
 int number_of_sets(size_t bytes_per_set) {
   const size_t enough = kRotatedBytes / std::max<size_t>(bytes_per_set, 1) + 1;
