@@ -17,7 +17,7 @@ namespace {
 constexpr int64_t PIECE_BYTES = 16 << 10;
 
 int piece_rows(int64_t row_bytes) {
-  return static_cast<int>(std::clamp<int64_t>(PIECE_BYTES / std::max<int64_t>(1, row_bytes), 1, 128));
+  return static_cast<int>(std::clamp<int64_t>(PIECE_BYTES / std::max<int64_t>(1, row_bytes), 4, 128));
 }
 
 template <class Table>
@@ -129,7 +129,7 @@ cudaError_t launch_gather(const GemmCall& call, const RankGemmPlan& plan, const 
   const bool has_a = own_rows > 0 && call.k > 0;
   const int64_t lda = std::max<int64_t>(round_up(std::max(call.lda, call.k), 8), 8);
   if (!encode_tensor_map(&params.map_push, gemm_type(call.dtype), has_a ? call.a : area, own_rows, call.k, lda,
-                         PIECE_ROWS, PIECE_COLUMNS, false)) {
+                         PIECE_ROWS, BOX_COLUMNS, false)) {
     return cudaErrorInvalidValue;
   }
   for (int bank = 0; bank < 2; ++bank) {
@@ -139,7 +139,7 @@ cudaError_t launch_gather(const GemmCall& call, const RankGemmPlan& plan, const 
       return cudaErrorInvalidValue;
     }
   }
-  params.tiles = tiles_of(call, plan, num_ctas);
+  params.tiles = tiles_of(call, plan, num_ctas - plan.plan.copy_ctas);
   params.epilogue = epilogue_of(call);
   params.tile_rows = std::max(1, plan.tile_rows);
   params.m = static_cast<int>(call.m);

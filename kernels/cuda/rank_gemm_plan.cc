@@ -75,6 +75,8 @@ Status plan_gather(const GemmCall& call, int rank, int nranks, int num_sms, Rank
   const int64_t k_steps = ceil_div(call.k, GEMM_BLOCK_K);
   to.merged = max_rows < CHUNK_ROWS;
   to.num_owners = to.merged ? 1 : nranks;
+  to.plan.copy_ctas = std::clamp(call.tuning.copy_ctas, 0, num_sms - 1);
+  num_sms -= to.plan.copy_ctas;
   to.gemm = choose_tile(call, to.merged ? call.m : max_rows, to.num_owners, call.k, num_sms);
   to.tile_rows = static_cast<int>(ceil_div(to.merged ? call.m : max_rows, to.gemm.block_m));
   to.num_panels = call.m > MAX_ROWS_IN_PANELS

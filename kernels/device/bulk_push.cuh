@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Pushing by the bulk copy engine: two warps a CTA, each with a buffer in shared memory that a piece goes
-// through on its way to a peer. The SM's load and store units are left to the product.
+// Pushing by the bulk copy engine: a warp has a buffer in shared memory that a piece goes through on its way to
+// a peer. Two warps of a CTA that computes, so that the SM's load and store units are left to the product; or
+// all warps of a CTA that does nothing else.
 #pragma once
 
 #include <cstddef>
@@ -22,15 +23,24 @@ struct alignas(128) PushStorage {
   uint64_t loaded[NUM_PUSH_WARPS];
 };
 
-// By one thread, before a CTA-wide barrier.
+// By one thread, before a fence.mbarrier_init and a CTA-wide barrier.
 __device__ __forceinline__ void push_init(PushStorage& storage) {
   for (uint64_t& loaded : storage.loaded) ptx::mbarrier_init(&loaded, 1);
 }
 
+// The shared memory of a CTA that only pushes.
+template <int NUM_WARPS>
+struct alignas(128) PushCtaStorage {
+  static constexpr int BUFFERS = 2;  // of PUSH_BUFFER_BYTES, one after another
+  uint8_t bytes[NUM_WARPS][BUFFERS * PUSH_BUFFER_BYTES];
+  uint64_t loaded[NUM_WARPS];
+};
+
 // A push warp's side of it. All functions are called by the whole warp.
 class BulkPush {
  public:
-  __device__ BulkPush(PushStorage& storage, int warp)
+  template <class Storage>
+  __device__ BulkPush(Storage& storage, int warp)
       : buffer_(storage.bytes[warp]), loaded_(&storage.loaded[warp]) {}
 
   __device__ uint8_t* buffer() const { return buffer_; }

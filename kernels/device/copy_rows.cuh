@@ -19,66 +19,35 @@ struct RowBlock {
   int64_t row_bytes;
 };
 
-// Loads in flight a lane: 2 KB a warp.
-constexpr int COPY_UNROLL = 4;
-
-__device__ __forceinline__ void copy_whole_chunks(std::byte* to, const std::byte* from, int64_t num_chunks) {
+// Few registers: the copy warps have given theirs to the consumers, and what they spill goes through an L1
+// cache that every acquire empties.
+__device__ __forceinline__ void copy_rows(const RowBlock& block) {
+  constexpr int GROUP = 4;  // rows whose loads are in flight together: 2 KB a warp
   const int lane = threadIdx.x % 32;
-  int64_t i = lane;
-  for (; i + 32 * (COPY_UNROLL - 1) < num_chunks; i += 32 * COPY_UNROLL) {
-    uint4 values[COPY_UNROLL];
-#pragma unroll
-    for (int j = 0; j < COPY_UNROLL; ++j) values[j] = reinterpret_cast<const uint4*>(from)[i + 32 * j];
-#pragma unroll
-    for (int j = 0; j < COPY_UNROLL; ++j) reinterpret_cast<uint4*>(to)[i + 32 * j] = values[j];
-  }
+  const int chunks_per_row = static_cast<int>(block.row_bytes / 16);
 #pragma unroll 1
-  for (; i < num_chunks; i += 32) reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(from)[i];
-}
-
-// Rows too narrow to fill the loads in flight one at a time: all of them as one list of chunks.
-__device__ __forceinline__ void copy_narrow_rows(const RowBlock& block, uint32_t chunks_per_row) {
-  const uint32_t num_chunks = static_cast<uint32_t>(block.rows) * chunks_per_row;
+  for (int64_t row = 0; row < block.rows; row += GROUP) {
+    const std::byte* from = block.from + row * block.from_pitch;
+    std::byte* to = block.to + row * block.to_pitch;
+    const int num_rows = static_cast<int>(block.rows - row);
 #pragma unroll 1
-  for (uint32_t i = threadIdx.x % 32; i < num_chunks; i += 32 * COPY_UNROLL) {
-    uint4 values[COPY_UNROLL];
-    uint32_t rows[COPY_UNROLL];
+    for (int chunk = lane; chunk < chunks_per_row; chunk += 32) {
+      uint4 values[GROUP];
 #pragma unroll
-    for (int j = 0; j < COPY_UNROLL; ++j) {
-      const uint32_t idx = i + 32 * j;
-      rows[j] = idx / chunks_per_row;
-      if (idx < num_chunks) {
-        values[j] = reinterpret_cast<const uint4*>(block.from +
-                                                   rows[j] * block.from_pitch)[idx - rows[j] * chunks_per_row];
+      for (int j = 0; j < GROUP; ++j) {
+        if (j < num_rows) values[j] = reinterpret_cast<const uint4*>(from + j * block.from_pitch)[chunk];
       }
-    }
 #pragma unroll
-    for (int j = 0; j < COPY_UNROLL; ++j) {
-      const uint32_t idx = i + 32 * j;
-      if (idx < num_chunks) {
-        reinterpret_cast<uint4*>(block.to + rows[j] * block.to_pitch)[idx - rows[j] * chunks_per_row] =
-            values[j];
+      for (int j = 0; j < GROUP; ++j) {
+        if (j < num_rows) reinterpret_cast<uint4*>(to + j * block.to_pitch)[chunk] = values[j];
       }
-    }
-  }
-}
-
-__device__ __forceinline__ void copy_rows(RowBlock block) {
-  if (block.row_bytes % 16 == 0 && block.row_bytes == block.to_pitch && block.row_bytes == block.from_pitch) {
-    block.row_bytes *= block.rows;
-    block.rows = 1;
-  }
-  const int64_t chunks_per_row = block.row_bytes / 16;
-  if (chunks_per_row < 32 * COPY_UNROLL) {
-    copy_narrow_rows(block, static_cast<uint32_t>(chunks_per_row));
-  } else {
-    for (int64_t row = 0; row < block.rows; ++row) {
-      copy_whole_chunks(block.to + row * block.to_pitch, block.from + row * block.from_pitch, chunks_per_row);
     }
   }
   if (block.row_bytes % 16 == 0) return;
+#pragma unroll 1
   for (int64_t row = 0; row < block.rows; ++row) {
-    for (int64_t at = chunks_per_row * 16 + threadIdx.x % 32 * 2; at < block.row_bytes; at += 64) {
+    const int at = chunks_per_row * 16 + lane * 2;
+    if (at < block.row_bytes) {
       *reinterpret_cast<uint16_t*>(block.to + row * block.to_pitch + at) =
           *reinterpret_cast<const uint16_t*>(block.from + row * block.from_pitch + at);
     }

@@ -57,6 +57,8 @@ struct LaunchState {
   uint32_t running;        // CTAs inside, of a launch; 0 between launches
   uint32_t num_exited;     // CTAs of this launch that are done
   uint32_t failed;         // this launch has reported an error: waits end
+  uint32_t aborted;        // the host has called for the end, once and for all
+  uint64_t host_look_ns;   // when a wait last looked at the host's word
   uint32_t gather_ticket;  // pieces handed out
   // Arrivals of a chunk's pieces; the last to arrive raises the chunk's flag and puts the count back to 0.
   uint32_t counts[kFlagsPerBank];

@@ -38,22 +38,23 @@ __device__ __forceinline__ void storage_init(RankGemmStorage<Config>& smem) {
 // Warps 1 to 3 of every CTA's producer warpgroup: the push warps, and one that never pushes.
 constexpr int NUM_COPY_WARPS = NUM_PUSH_WARPS + 1;
 struct CopyWarp {
-  int warp;  // of the CTA's
+  int warp;      // of the CTA's
+  int num_ctas;  // that have copy warps
   __device__ bool pushes() const { return warp < NUM_PUSH_WARPS; }
   // The launch's one warp that meets the other ranks.
   __device__ bool greets() const { return blockIdx.x == 0 && warp == NUM_PUSH_WARPS; }
   // Of all CTAs' copy warps, the push warps first; neighbours are in different CTAs.
-  __device__ int index() const { return warp * gridDim.x + blockIdx.x; }
+  __device__ int index() const { return warp * num_ctas + blockIdx.x; }
 };
 
-// The warps of a CTA part here, once and for all. produce() runs on one thread, copy(warp) on NUM_COPY_WARPS
-// warps, consume(warpgroup) on the consumer warpgroups.
+// The warps of a CTA, one of `num_ctas` that compute, part here, once and for all. produce() runs on one
+// thread, copy(warp) on NUM_COPY_WARPS warps, consume(warpgroup) on the consumer warpgroups.
 template <class Config, class Produce, class Copy, class Consume>
-__device__ __forceinline__ void run_roles(Produce&& produce, Copy&& copy, Consume&& consume) {
+__device__ __forceinline__ void run_roles(int num_ctas, Produce&& produce, Copy&& copy, Consume&& consume) {
   // A CTA keeps what it was launched with, 168 for each of 384 threads: what the producer's warpgroup gives
   // back is what the consumers can get, and an increase beyond it would wait for ever.
-  constexpr int NUM_PRODUCER_REGISTERS = 56;
-  constexpr int NUM_CONSUMER_REGISTERS = 224;
+  constexpr int NUM_PRODUCER_REGISTERS = 72;
+  constexpr int NUM_CONSUMER_REGISTERS = 216;
   static_assert(128 * (168 - NUM_PRODUCER_REGISTERS) >= 256 * (NUM_CONSUMER_REGISTERS - 168));
   constexpr bool DEAL_REGISTERS = Config::NUM_CONSUMER_WARPGROUPS > 1;
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
@@ -64,7 +65,7 @@ __device__ __forceinline__ void run_roles(Produce&& produce, Copy&& copy, Consum
       if (threadIdx.x % 32 == 0) produce();
       __syncwarp();
     } else {
-      copy(CopyWarp{warp - 1});
+      copy(CopyWarp{warp - 1, num_ctas});
     }
   } else {
     if constexpr (DEAL_REGISTERS) ptx::setmaxnreg_inc<NUM_CONSUMER_REGISTERS>();

@@ -10,6 +10,8 @@
 namespace mk {
 
 constexpr uint32_t POLL_PAUSE_NS = 32;
+constexpr int POLLS_PER_LOOK = 64;
+constexpr uint64_t HOST_LOOK_INTERVAL_NS = 100000;
 
 class RankLaunch {
  public:
@@ -41,9 +43,21 @@ class RankLaunch {
     return true;
   }
 
-  // Has something failed here, or has the host called for the end?
+  // Has something failed here, or has the host called for the end? Whoever finds that nobody has asked the host
+  // for a while asks. No more often: reads over PCIe hold up what travels to the peers, and with every waiting warp
+  // asking a launch took a hundred times as long.
   __device__ bool stopped() const {
-    return ptx::ld_relaxed_sys(&comm_.state->failed) != 0 || ptx::ld_relaxed_sys(&comm_.mailbox->abort) != 0;
+    LaunchState& state = *comm_.state;
+    if (ptx::ld_relaxed_gpu(&state.failed) != 0 || ptx::ld_relaxed_gpu(&state.aborted) != 0) return true;
+    unsigned long long last = ptx::ld_relaxed_gpu(&state.host_look_ns);
+    const uint64_t now = ptx::globaltimer();
+    if (now < last + HOST_LOOK_INTERVAL_NS ||
+        atomicCAS(reinterpret_cast<unsigned long long*>(&state.host_look_ns), last, now) != last) {
+      return false;
+    }
+    if (ptx::ld_relaxed_sys(&comm_.mailbox->abort) == 0) return false;
+    ptx::st_relaxed_gpu(&state.aborted, 1);
+    return true;
   }
 
   // The first error of a launch is put into the mailbox, unless the host has not taken the last one yet: true,
@@ -92,7 +106,6 @@ class RankLaunch {
 // ends); one that has must go on within the deadline.
 __device__ inline bool RankLaunch::wait_slowly(const uint64_t* word, DeviceRole role, DeviceObject object,
                                                int peer, uint64_t object_index) const {
-  constexpr int POLLS_PER_LOOK = 256;
   uint64_t since = ptx::globaltimer();
   for (int polls = 1; ptx::ld_relaxed_sys(word) < epoch_; ++polls) {
     __nanosleep(POLL_PAUSE_NS);
@@ -145,7 +158,7 @@ __device__ inline void RankLaunch::wait_entries() const {
     const EntryRecord* record = entry(comm_.rank, source);
     for (int polls = 1; ptx::ld_relaxed_sys(&record->epoch) < epoch_; ++polls) {
       __nanosleep(POLL_PAUSE_NS);
-      if (polls % 256 == 0 && stopped()) break;
+      if (polls % POLLS_PER_LOOK == 0 && stopped()) break;
     }
     if (ptx::ld_acquire_sys(&record->epoch) < epoch_) continue;
     const uint64_t* words = reinterpret_cast<const uint64_t*>(record);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Times of the GEMM operators between GPUs, and of the same product alone on all GPUs at once.
 //
-//   operators_bench RANKS OPERATOR:M,N,K[,TILE_M,TILE_N] ...     OPERATOR: ag, rs, ar; K as in the operator's
-//   call
+//   operators_bench RANKS OPERATOR:M,N,K[,TILE_M,TILE_N,COPY_CTAS] ...     OPERATOR: ag, rs, ar; K as in the
+//   operator's call. Times are those of the slowest rank.
 #include <algorithm>
 #include <cstring>
 
@@ -20,7 +20,7 @@ constexpr double LINK_BYTES_PER_US = 370e3;
 struct Shape {
   mk_operator_t op;
   long long m, n, k;
-  int tile_m = 0, tile_n = 0;
+  int tile_m = 0, tile_n = 0, copy_ctas = 0;
 };
 
 __global__ void fill_random(uint32_t* words, size_t count, uint32_t seed) {
@@ -66,6 +66,19 @@ struct Times {
   double back_to_back;
 };
 
+// The slowest rank's, sample by sample.
+std::vector<double> slowest(Rank& rank, const std::vector<double>& own) {
+  static std::vector<double> all[64];
+  all[rank.rank] = own;
+  rank.meet();
+  std::vector<double> result = own;
+  for (int r = 0; r < rank.nranks; ++r) {
+    for (size_t i = 0; i < own.size(); ++i) result[i] = std::max(result[i], all[r][i]);
+  }
+  rank.meet();
+  return result;
+}
+
 Times measure(Rank& rank, const std::function<void()>& run) {
   cudaEvent_t begin, end;
   cudaEventCreate(&begin);
@@ -83,10 +96,10 @@ Times measure(Rank& rank, const std::function<void()>& run) {
   timed(WARM_UP);
   std::vector<double> isolated;
   for (int i = 0; i < ISOLATED; ++i) isolated.push_back(timed(1));
-  const double back_to_back = timed(BACK_TO_BACK);
+  const std::vector<double> back_to_back = {timed(BACK_TO_BACK)};
   cudaEventDestroy(begin);
   cudaEventDestroy(end);
-  return {median(isolated), back_to_back};
+  return {median(slowest(rank, isolated)), slowest(rank, back_to_back)[0]};
 }
 
 void run_shape(Rank& rank, const Shape& shape) {
@@ -97,7 +110,7 @@ void run_shape(Rank& rank, const Shape& shape) {
   fill_random<<<512, 256, 0, rank.stream>>>(static_cast<uint32_t*>(b.data), b.bytes / 4, 100 + rank.rank);
   require_cuda(cudaStreamSynchronize(rank.stream), "filling");
   mk_tuning_t tuning = MK_TUNING_INIT;
-  tuning.tile_m = shape.tile_m, tuning.tile_n = shape.tile_n;
+  tuning.tile_m = shape.tile_m, tuning.tile_n = shape.tile_n, tuning.copy_ctas = shape.copy_ctas;
   require(launch(rank.comm, shape, &tuning, a.data, b.data, c.data, rank.stream), "launch", rank.comm);
   rank.synchronize();
   const Times fused = measure(rank, [&] {
@@ -117,9 +130,10 @@ void run_shape(Rank& rank, const Shape& shape) {
     const double link = bytes / LINK_BYTES_PER_US;
     const char* names[] = {"", "ag", "rs", "ar"};
     std::printf(
-        "%s %6lld %6lld %6lld tile %3dx%-3d fused %9.1f / %9.1f us  alone %9.1f / %9.1f  link %8.1f  ratio "
+        "%s %6lld %6lld %6lld tile %3dx%-3d copy %2d fused %9.1f / %9.1f us  alone %9.1f / %9.1f  link %8.1f  "
+        "ratio "
         "%.3f / %.3f\n",
-        names[shape.op], shape.m, shape.n, shape.k, shape.tile_m, shape.tile_n, fused.isolated,
+        names[shape.op], shape.m, shape.n, shape.k, shape.tile_m, shape.tile_n, shape.copy_ctas, fused.isolated,
         fused.back_to_back, alone.isolated, alone.back_to_back, link,
         fused.isolated / std::max(link, alone.isolated),
         fused.back_to_back / std::max(link, alone.back_to_back));
@@ -138,9 +152,9 @@ int main(int argc, char** argv) {
   for (int i = 2; i < argc; ++i) {
     Shape shape{};
     char name[3] = {};
-    if (std::sscanf(argv[i], "%2s:%lld,%lld,%lld,%d,%d", name, &shape.m, &shape.n, &shape.k, &shape.tile_m,
-                    &shape.tile_n) < 4) {
-      std::printf("expected ag|rs|ar:M,N,K[,TILE_M,TILE_N], saw %s\n", argv[i]);
+    if (std::sscanf(argv[i], "%2s:%lld,%lld,%lld,%d,%d,%d", name, &shape.m, &shape.n, &shape.k, &shape.tile_m,
+                    &shape.tile_n, &shape.copy_ctas) < 4) {
+      std::printf("expected ag|rs|ar:M,N,K[,TILE_M,TILE_N,COPY_CTAS], saw %s\n", argv[i]);
       return 2;
     }
     shape.op = std::strcmp(name, "ag") == 0   ? MK_OPERATOR_ALLGATHER_GEMM

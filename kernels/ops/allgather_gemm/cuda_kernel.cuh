@@ -92,18 +92,23 @@ __device__ __forceinline__ void produce(const RankLaunch& launch, MainloopStorag
   }
 }
 
-// A push warp's unit of work: 16 rows of a chunk by up to 1,024 columns of a panel, in pieces of 8 KB.
+// A push warp's unit of work: 16 rows of a chunk by up to 1,024 columns of a panel, in pieces of its buffer's
+// size: one or two boxes of map_push.
 constexpr int PIECE_ROWS = 16;
-constexpr int PIECE_COLUMNS = PUSH_BUFFER_BYTES / 2 / PIECE_ROWS;
-constexpr int UNIT_COLUMNS = 4 * PIECE_COLUMNS;
+constexpr int BOX_COLUMNS = PUSH_BUFFER_BYTES / 2 / PIECE_ROWS;
+constexpr int UNIT_COLUMNS = 4 * BOX_COLUMNS;
 
-// Pushes this rank's rows. Units in the order in which they are wanted: a panel, to the peer that is to compute
-// it first (the one before this rank), chunk by chunk.
-__device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaParams& params,
-                                          PushStorage& storage, const CopyWarp& warp) {
+// Pushes this rank's rows, as one of `num_warps`. Units in the order in which they are wanted: a panel, to the
+// peer that is to compute it first (the one before this rank), chunk by chunk.
+template <int BOXES>
+__device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaParams& params, BulkPush& push,
+                                          int warp, int num_warps) {
+  constexpr int PIECE_COLUMNS = BOXES * BOX_COLUMNS;
   const Schedule& schedule = params.schedule;
   const int rank = params.comm.rank;
   const int lane = threadIdx.x % 32;
+  const int piece_row = lane % PIECE_ROWS;
+  const int box = lane / PIECE_ROWS;
   const int rows = rows_of(params, rank);
   const int chunk_rows = static_cast<int>(schedule.chunk_rows);
   const int num_columns = static_cast<int>(schedule.k);
@@ -115,9 +120,8 @@ __device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaPa
   const int num_positions = params.comm.nranks - first_position;
   const int64_t num_units = int64_t{units_per_peer} * num_positions * params.num_panels;
   const auto pitch = static_cast<int64_t>(schedule.row_pitch());
-  BulkPush push(storage, warp.warp);
 #pragma unroll 1
-  for (int64_t idx = warp.index(); idx < num_units; idx += NUM_PUSH_WARPS * gridDim.x) {
+  for (int64_t idx = warp; idx < num_units; idx += num_warps) {
     const int turn = static_cast<int>(idx / units_per_peer);
     const int unit = static_cast<int>(idx - int64_t{turn} * units_per_peer);
     const int panel = turn / num_positions;
@@ -129,20 +133,24 @@ __device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaPa
     const int first_column = panel * panel_columns + unit_in_chunk % units_across * UNIT_COLUMNS;
     if (row >= rows || first_column >= panel_end) continue;
     const int peer = rank >= position ? rank - position : rank - position + params.comm.nranks;
-    std::byte* to = launch.area(peer, (int64_t{rank} * params.max_rows + row + lane) * pitch);
+    std::byte* to = launch.area(peer, (int64_t{rank} * params.max_rows + row + piece_row) * pitch);
     const int end = min(first_column + UNIT_COLUMNS, panel_end);
 #pragma unroll 1
     for (int column = first_column; column < end; column += PIECE_COLUMNS) {
-      push.load(PUSH_BUFFER_BYTES, [&] {
-        if (lane == 0) {
-          ptx::cp_async_bulk_tensor_2d_shared_global(push.buffer(), &params.map_push, push.loaded(), column,
-                                                     row);
+      const int num_boxes = min(BOXES, (end - column + BOX_COLUMNS - 1) / BOX_COLUMNS);
+      push.load(num_boxes * PUSH_BUFFER_BYTES, [&] {
+        if (lane < num_boxes) {
+          ptx::cp_async_bulk_tensor_2d_shared_global(push.buffer() + lane * PUSH_BUFFER_BYTES, &params.map_push,
+                                                     push.loaded(), column + lane * BOX_COLUMNS, row);
         }
       });
       // Rows are padded to 16 bytes where they land.
-      const int row_bytes = (min(end - column, PIECE_COLUMNS) * 2 + 15) / 16 * 16;
-      if (lane < PIECE_ROWS && row + lane < rows) {
-        ptx::cp_async_bulk_global_shared(to + column * 2, push.buffer() + lane * PIECE_COLUMNS * 2, row_bytes);
+      const int own_column = column + box * BOX_COLUMNS;
+      const int row_bytes = (min(end - own_column, BOX_COLUMNS) * 2 + 15) / 16 * 16;
+      if (box < num_boxes && row + piece_row < rows) {
+        ptx::cp_async_bulk_global_shared(to + own_column * 2,
+                                         push.buffer() + box * PUSH_BUFFER_BYTES + piece_row * BOX_COLUMNS * 2,
+                                         row_bytes);
       }
       ptx::cp_async_bulk_commit_group();
     }
@@ -158,6 +166,26 @@ __device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaPa
   }
 }
 
+// A CTA that only pushes: all its warps.
+template <class Config>
+__device__ __forceinline__ void run_push_cta(const RankLaunch& launch, const CudaParams& params,
+                                             uint8_t* smem_bytes) {
+  constexpr int NUM_WARPS = Config::NUM_THREADS / 32;
+  using Storage = PushCtaStorage<NUM_WARPS>;
+  static_assert(sizeof(Storage) <= sizeof(RankGemmStorage<Config>));
+  Storage& storage = *reinterpret_cast<Storage*>(smem_bytes);
+  if (threadIdx.x == 0) {
+    for (uint64_t& loaded : storage.loaded) ptx::mbarrier_init(&loaded, 1);
+    ptx::fence_mbarrier_init_release_cluster();
+  }
+  __syncthreads();
+  const int warp = threadIdx.x / 32;
+  const int num_ctas = gridDim.x - params.tiles.num_workers;
+  BulkPush push(storage, warp);
+  push_rows<Storage::BUFFERS>(launch, params, push, warp * num_ctas + blockIdx.x - params.tiles.num_workers,
+                              NUM_WARPS * num_ctas);
+}
+
 // Brings all rows to the caller's gathered A.
 __device__ __forceinline__ void gather_rows(const RankLaunch& launch, const CudaParams& params,
                                             const CopyWarp& warp) {
@@ -166,7 +194,7 @@ __device__ __forceinline__ void gather_rows(const RankLaunch& launch, const Cuda
   const int64_t pieces_per_source = int64_t{schedule.max_chunks} * pieces_per_chunk;
 #pragma unroll 1
   for (int64_t idx = warp.index(); idx < pieces_per_source * params.comm.nranks;
-       idx += NUM_COPY_WARPS * gridDim.x) {
+       idx += NUM_COPY_WARPS * warp.num_ctas) {
     const int position = static_cast<int>(idx / pieces_per_source);
     const int source = source_at(params, position);
     const int64_t piece_idx = idx - position * pieces_per_source;
@@ -197,14 +225,22 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   RankGemmStorage<Config>& smem = *reinterpret_cast<RankGemmStorage<Config>*>(smem_bytes);
   const RankLaunch launch(params.comm);
   const ClusterPosition cluster = {0, 1};
-  if (threadIdx.x == 0) storage_init(smem);
   launch.begin_cta();
+  if (static_cast<int>(blockIdx.x) >= params.tiles.num_workers) {
+    if (params.schedule.k > 0) run_push_cta<Config>(launch, params, smem_bytes);
+    launch.end_cta();
+    return;
+  }
+  if (threadIdx.x == 0) storage_init(smem);
   __syncthreads();
   run_roles<Config>(
-      [&] { produce<Config>(launch, smem.mainloop, params); },
+      params.tiles.num_workers, [&] { produce<Config>(launch, smem.mainloop, params); },
       [&](const CopyWarp& warp) {
         if (warp.greets()) launch.greet();
-        if (warp.pushes() && params.schedule.k > 0) push_rows(launch, params, smem.push, warp);
+        if (warp.pushes() && params.schedule.k > 0 && gridDim.x == params.tiles.num_workers) {
+          BulkPush push(smem.push, warp.warp);
+          push_rows<1>(launch, params, push, warp.index(), NUM_PUSH_WARPS * gridDim.x);
+        }
         if (params.a_gathered != nullptr) gather_rows(launch, params, warp);
       },
       [&](int warpgroup) {

@@ -346,26 +346,26 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   if (threadIdx.x == 0) storage_init(smem);
   launch.begin_cta();
   __syncthreads();
-  run_roles<Config>([&] { produce<Config>(smem.mainloop, params); },
-                    [&](const CopyWarp& warp) {
-                      if (warp.greets()) launch.greet();
-                      if (warp.pushes() && params.reduction != Reduction::one_shot)
-                        push_tiles<Config>(launch, params, smem, warp.warp);
-                      if (params.reduction == Reduction::two_shot) gather_finished<Config>(launch, params);
-                    },
-                    [&](int warpgroup) {
-                      RankTileCursor tiles(params.tiles, blockIdx.x, params.tile_rows);
-                      consumer_role<Config>(
-                          smem.mainloop, cluster, warpgroup,
-                          [&](TileWork* work) {
-                            return tiles.next(work, Config::BLOCK_M, [&](int position) {
-                              return rows_of(params, owner_at(params, position));
-                            });
-                          },
-                          [&](const TileWork& work, int block, float(&accumulators)[Config::BLOCK_N / 2]) {
-                            finish_block<Config>(launch, params, smem, work, block, accumulators);
-                          });
-                    });
+  run_roles<Config>(
+      params.tiles.num_workers, [&] { produce<Config>(smem.mainloop, params); },
+      [&](const CopyWarp& warp) {
+        if (warp.greets()) launch.greet();
+        if (warp.pushes() && params.reduction != Reduction::one_shot)
+          push_tiles<Config>(launch, params, smem, warp.warp);
+        if (params.reduction == Reduction::two_shot) gather_finished<Config>(launch, params);
+      },
+      [&](int warpgroup) {
+        RankTileCursor tiles(params.tiles, blockIdx.x, params.tile_rows);
+        consumer_role<Config>(
+            smem.mainloop, cluster, warpgroup,
+            [&](TileWork* work) {
+              return tiles.next(work, Config::BLOCK_M,
+                                [&](int position) { return rows_of(params, owner_at(params, position)); });
+            },
+            [&](const TileWork& work, int block, float(&accumulators)[Config::BLOCK_N / 2]) {
+              finish_block<Config>(launch, params, smem, work, block, accumulators);
+            });
+      });
   launch.end_cta();
 }
 
