@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/device/gemm_mainloop.cuh"
+#include "kernels/device/trace.cuh"
 #include "kernels/ptx/warp.cuh"
 
 namespace mk {
@@ -16,7 +17,7 @@ constexpr int TURN_BARRIER = 4;
 // `finish(work, block, accumulators)` takes the warpgroup's `block`-th 64 rows of a tile.
 template <class Config, class Next, class Finish>
 __device__ __forceinline__ void consumer_role(MainloopStorage<Config>& smem, const ClusterPosition& cluster,
-                                              int warpgroup, Next&& next, Finish&& finish) {
+                                              int warpgroup, TraceBuffer* trace, Next&& next, Finish&& finish) {
   StageCursor<Config::NUM_STAGES> stages;
   typename Config::Accumulators accumulators;
   const int first_block = Config::PING_PONG ? 0 : warpgroup;
@@ -36,6 +37,8 @@ __device__ __forceinline__ void consumer_role(MainloopStorage<Config>& smem, con
   }
   while (has_work) {
     if constexpr (Config::PING_PONG) ptx::barrier_sync(TURN_BARRIER + warpgroup, 256);
+    const Tracer tracer(trace, TRACE_COMPUTE + warpgroup);
+    tracer.begin(TraceKind::compute, trace_tile(work));
     TileWork next_work;
     bool has_next = false;
     multiply_tile<Config>(accumulators, smem, stages, work.k_end - work.k_begin, first_block, cluster, [&] {
@@ -44,10 +47,13 @@ __device__ __forceinline__ void consumer_role(MainloopStorage<Config>& smem, con
       has_next = next(&next_work);
     });
     if constexpr (Config::PING_PONG) has_next = has_next && skip_tile(&next_work);
+    tracer.end();
+    tracer.begin(TraceKind::store, trace_tile(work));
 #pragma unroll
     for (int block = 0; block < Config::NUM_ROW_BLOCKS; ++block) {
       finish(work, first_block + block, accumulators[block]);
     }
+    tracer.end();
     work = next_work;
     has_work = has_next;
   }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels/device/rank_comm.h"
+#include "kernels/device/trace.cuh"
 #include "kernels/ptx/memory.cuh"
 #include "kernels/ptx/warp.cuh"
 
@@ -36,8 +37,13 @@ class RankLaunch {
   __device__ bool wait_flag(int index, DeviceRole role, DeviceObject object, int peer,
                             uint64_t object_index) const {
     const uint64_t* word = flag(comm_.rank, index);
-    if (ptx::ld_relaxed_sys(word) < epoch_ && !wait_slowly(word, role, object, peer, object_index))
-      return false;
+    if (ptx::ld_relaxed_sys(word) < epoch_) {
+      const Tracer tracer(comm_.trace, trace_track());
+      const uint64_t start = tracer.now();
+      const bool has_come = wait_slowly(word, role, object, peer, object_index);
+      tracer.record(TraceKind::wait, start, static_cast<uint32_t>(object_index), peer);
+      if (!has_come) return false;
+    }
     // Once, and not in every poll: an acquire empties the SM's L1 cache and holds up its other warps.
     ptx::ld_acquire_sys(word);
     return true;
@@ -183,6 +189,7 @@ __device__ inline void RankLaunch::wait_entries() const {
 
 __device__ inline void RankLaunch::begin_cta() const {
   if (threadIdx.x != 0) return;
+  trace_enter(comm_.trace, epoch_, comm_.entry.op, comm_.flight_shape);
   // A predecessor that is still inside holds counts and areas of its own epoch.
   if (blockIdx.x == 0 && atomicExch(&comm_.state->running, 1u) != 0 &&
       report(DEVICE_OVERLAP, DeviceRole::entry, DeviceObject::entry, comm_.rank, 0)) {
@@ -194,6 +201,7 @@ __device__ inline void RankLaunch::begin_cta() const {
 __device__ inline void RankLaunch::end_cta() const {
   __syncthreads();
   if (threadIdx.x != 0) return;
+  trace_leave(comm_.trace);
   LaunchState& state = *comm_.state;
   __threadfence();
   if (atomicAdd(&state.num_exited, 1u) + 1 != gridDim.x) return;

@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
     if constexpr (DEAL_REGISTERS) ptx::setmaxnreg_inc<232>();
     TileCursor tiles(params.schedule, blockIdx.x / cluster.num_ctas);
     consumer_role<Config>(
-        smem.mainloop, cluster, warpgroup, [&](TileWork* work) { return tiles.next(work); },
+        smem.mainloop, cluster, warpgroup, nullptr, [&](TileWork* work) { return tiles.next(work); },
         [&](const TileWork& work, int block, float(&accumulators)[Config::BLOCK_N / 2]) {
           finish_rows<Config>(smem, params, cluster, work, block, accumulators);
         });

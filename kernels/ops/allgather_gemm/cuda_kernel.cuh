@@ -83,12 +83,15 @@ __device__ __forceinline__ void produce(const RankLaunch& launch, MainloopStorag
     const SourceTile tile = source_tile<Config::BLOCK_M>(params, work);
     const bool is_own = tile.source == params.comm.rank;
     int next_wait = is_own ? work.k_end : 0;  // the first k-step of a panel not waited for
+    const Tracer tracer(params.comm.trace, TRACE_LOAD);
+    tracer.begin(TraceKind::load, trace_tile(work));
     load_tile<Config>(smem, stages, params.load, is_own ? &params.load.map_a : map_gathered,
                       is_own ? tile.first_row : tile.begin, work, cluster, [&](int k_step) {
                         if (k_step < next_wait) return;
                         wait_panel<Config::BLOCK_M>(launch, params, tile, k_step / params.panel_steps);
                         next_wait = (k_step / params.panel_steps + 1) * params.panel_steps;
                       });
+    tracer.end();
   }
 }
 
@@ -135,6 +138,8 @@ __device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaPa
     const int peer = rank >= position ? rank - position : rank - position + params.comm.nranks;
     std::byte* to = launch.area(peer, (int64_t{rank} * params.max_rows + row + piece_row) * pitch);
     const int end = min(first_column + UNIT_COLUMNS, panel_end);
+    const Tracer tracer(params.comm.trace, trace_track());
+    tracer.begin(TraceKind::copy, chunk, peer);
 #pragma unroll 1
     for (int column = first_column; column < end; column += PIECE_COLUMNS) {
       const int num_boxes = min(BOXES, (end - column + BOX_COLUMNS - 1) / BOX_COLUMNS);
@@ -155,6 +160,7 @@ __device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaPa
       ptx::cp_async_bulk_commit_group();
     }
     push.complete();
+    tracer.end();
     const int rows_of_chunk = min(chunk_rows, rows - chunk * chunk_rows);
     const int units_across_panel = (panel_end - panel * panel_columns + UNIT_COLUMNS - 1) / UNIT_COLUMNS;
     const auto expected =
@@ -211,10 +217,13 @@ __device__ __forceinline__ void gather_rows(const RankLaunch& launch, const Cuda
       }
       from = launch.area(params.comm.rank, schedule.area_offset(source, chunk) + first_row * pitch);
     }
+    const Tracer tracer(params.comm.trace, TRACE_COPY + warp.warp);
+    tracer.begin(TraceKind::copy, chunk, source);
     copy_rows({params.a_gathered + (schedule.chunk_begin(source, chunk) + first_row) * params.a_gathered_pitch,
                from, params.a_gathered_pitch, source == params.comm.rank ? params.a_pitch : pitch,
                min_of(params.piece_rows, schedule.chunk_count(source, chunk) - first_row),
                static_cast<int64_t>(schedule.row_bytes())});
+    tracer.end();
   }
 }
 
@@ -246,7 +255,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
       [&](int warpgroup) {
         RankTileCursor tiles(params.tiles, blockIdx.x, params.tile_rows);
         consumer_role<Config>(
-            smem.mainloop, cluster, warpgroup,
+            smem.mainloop, cluster, warpgroup, params.comm.trace,
             [&](TileWork* work) {
               return tiles.next(work, Config::BLOCK_M, [&](int position) { return rows_at(params, position); });
             },

@@ -43,8 +43,11 @@ __device__ __forceinline__ void produce(MainloopStorage<Config>& smem, const Cud
                     [&](int position) { return rows_of(params, owner_at(params, position)); })) {
     const RankTile tile = RankTileCursor::place(work, params.tile_rows);
     const int row = first_row_of(params, owner_at(params, tile.position)) + tile.index * Config::BLOCK_M;
+    const Tracer tracer(params.comm.trace, TRACE_LOAD);
+    tracer.begin(TraceKind::load, trace_tile(work));
     load_tile<Config>(smem, stages, params.load, &params.load.map_a, row, work, ClusterPosition{0, 1},
                       AIsReady());
+    tracer.end();
   }
 }
 
@@ -158,10 +161,13 @@ __device__ __forceinline__ void finish_block(const RankLaunch& launch, const Cud
                  launch.area(rank, slot_offset<Config>(params, rank, tile) + slab_offset));
       wait_partials(launch, params, tile, params.tiles_per_owner, tile);
     }
+    const Tracer tracer(params.comm.trace, TRACE_COMPUTE + threadIdx.x / 128);
+    const uint64_t start = tracer.now();
     finish_slab<Config::BLOCK_N>({launch.area(rank, slot_offset<Config>(params, 0, tile) + slab_offset),
                                   params.slot_bytes, params.comm.nranks},
                                  params.comm_type, output, params.reduction == Reduction::one_shot,
                                  smem.epilogue[threadIdx.x / 32], first_row + row, first_row + row_end, column);
+    tracer.record(TraceKind::reduce, start, trace_tile(work));
   }
   if (params.reduction == Reduction::two_shot) pass_to_push_warps(smem, work.ordinal);
 }
@@ -243,6 +249,8 @@ __device__ __forceinline__ void push_tiles(const RankLaunch& launch, const CudaP
     const int num_rows = min(Config::BLOCK_M, rows_of(params, owner) - place.index * Config::BLOCK_M);
     const int slot = work.ordinal % NUM_STAGED_TILES;
     mbarrier_wait(&smem.staged_full[slot], work.ordinal / NUM_STAGED_TILES % 2);
+    const Tracer tracer(params.comm.trace, TRACE_COPY + warp);
+    tracer.begin(TraceKind::copy, trace_tile(work), owner);
     if (owner != rank) {
       push_partial<Config>(launch, params, push, warp, work, owner, tile, num_rows);
     } else {
@@ -252,6 +260,7 @@ __device__ __forceinline__ void push_tiles(const RankLaunch& launch, const CudaP
     }
     if (lane == 0) ptx::mbarrier_arrive(&smem.staged_empty[slot]);
     push.complete();
+    tracer.end();
     ptx::barrier_sync(PUSH_BARRIER, NUM_PUSH_WARPS * 32);
     if (warp != 0) continue;
     if (owner != rank) {
@@ -328,11 +337,14 @@ __device__ __forceinline__ void gather_finished(const RankLaunch& launch, const 
     __syncwarp();
     const int64_t first = first_row_of(params, owner) + row;
     const int column = n_tile * Config::BLOCK_N;
+    const Tracer tracer(params.comm.trace, trace_track());
+    tracer.begin(TraceKind::copy, tile, owner);
     bring_rows(params.output,
                static_cast<std::byte*>(params.output.c) + (first * params.output.ldc + column) * element_bytes,
                launch.area(params.comm.rank,
                            params.gather_begin + first * params.gather_pitch + int64_t{column} * element_bytes),
                params.gather_pitch, rows, min(params.output.n - column, Config::BLOCK_N));
+    tracer.end();
   }
 }
 
@@ -357,7 +369,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
       [&](int warpgroup) {
         RankTileCursor tiles(params.tiles, blockIdx.x, params.tile_rows);
         consumer_role<Config>(
-            smem.mainloop, cluster, warpgroup,
+            smem.mainloop, cluster, warpgroup, params.comm.trace,
             [&](TileWork* work) {
               return tiles.next(work, Config::BLOCK_M,
                                 [&](int position) { return rows_of(params, owner_at(params, position)); });
