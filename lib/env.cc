@@ -17,8 +17,6 @@ constexpr Variable kVariables[] = {
     {"MK_ROOT_PORT", "0", "TCP port on which mk_get_unique_id listens; 0: any free one."},
     {"MK_ROOT_TIMEOUT_MS", "1800000", "How long a root waits for its job's first rank, in ms."},
     {"MK_TRANSPORT", "", "Backend between nodes: loopback. Empty: automatic."},
-    {"MK_CUDA_RANKS", "0",
-     "1: GPU communicators may have several ranks of one node; experimental until verified on hardware."},
     {"MK_SHARE_GPU", "0",
      "1: several ranks may use one GPU, for tests; they must be threads of one process, and max_ctas such that "
      "their "

@@ -11,7 +11,6 @@
 #include "kernels/cuda/rank_gemm_plan.h"
 #include "kernels/device/gemm_partials_layout.h"
 #include "kernels/protocol.h"
-#include "lib/env.h"
 #include "lib/symmetric_memory.h"
 
 namespace mk {
@@ -282,13 +281,6 @@ std::string cuda_device_identity(int ordinal) {
 
 Result<std::unique_ptr<Executor>> make_cuda_executor(ExecutorContext context, Deadline deadline) {
   const Topology& topology = context.topology;
-  if (topology.nranks > 1 && env::text("MK_CUDA_RANKS") != "1") {
-    return Status(
-        MK_ERROR_UNSUPPORTED,
-        format("device = MK_DEVICE_CUDA: communicators of more than one rank (%d) are experimental on GPUs; "
-               "use MK_DEVICE_HOST or MK_DEVICE_AUTO, or set MK_CUDA_RANKS=1 to try them",
-               topology.nranks));
-  }
   if (topology.num_nodes > 1) {
     return Status(
         MK_ERROR_UNSUPPORTED,

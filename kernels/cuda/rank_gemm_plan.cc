@@ -2,6 +2,7 @@
 #include "kernels/cuda/rank_gemm_plan.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "kernels/cuda/gemm_type.h"
 #include "kernels/device/rank_gemm_tiles.h"
@@ -21,7 +22,7 @@ constexpr int64_t MAX_ROWS_IN_PANELS = 6144;
 constexpr int MAX_PANELS = 8;
 constexpr int MIN_PANEL_STEPS = 4;
 // What two more hops cost, in bytes on the link: beyond it, an all-reduce goes by way of owners.
-constexpr int64_t ONE_SHOT_EXTRA_BYTES = 1500000;
+constexpr int64_t ONE_SHOT_EXTRA_BYTES = 8000000;
 constexpr int64_t MAX_ONE_SHOT_ROWS = 1024;
 constexpr int64_t TYPICAL_K = 2048;
 
@@ -70,14 +71,35 @@ void fill_public_plan(const GemmCall& call, int nranks, int num_sms, RankGemmPla
   plan.workspace_bytes = 2 * static_cast<uint64_t>(to.area_bytes);
 }
 
+// CTAs that only push. Push warps beside the product slow it down while they keep the link busy, by up to a
+// half, so where a few CTAs bring the rows in time they do it alone. 0: push warps.
+int choose_push_ctas(const GemmCall& call, int nranks, int num_sms, double product_us) {
+  constexpr double BYTES_PER_US_OF_CTA = 25e3;
+  constexpr int MAX_PUSH_CTAS = 12;
+  if (call.tuning.copy_ctas > 0) return std::min(call.tuning.copy_ctas, num_sms - 1);
+  // A share of the rows is wanted after each share of the product's time but the first.
+  const double bytes = static_cast<double>(ceil_div(call.m, nranks) * call.k * 2) * (nranks - 1);
+  if (bytes == 0 || product_us <= 0) return 0;
+  const double bytes_per_us = bytes * nranks / (nranks - 1) / product_us;
+  const double wanted = std::ceil(bytes_per_us / BYTES_PER_US_OF_CTA);
+  return wanted <= std::min(MAX_PUSH_CTAS, num_sms / 8) ? static_cast<int>(wanted) : 0;
+}
+
 Status plan_gather(const GemmCall& call, int rank, int nranks, int num_sms, RankGemmPlan& to) {
   const int64_t max_rows = ceil_div(call.m, nranks);
   const int64_t k_steps = ceil_div(call.k, GEMM_BLOCK_K);
   to.merged = max_rows < CHUNK_ROWS;
   to.num_owners = to.merged ? 1 : nranks;
-  to.plan.copy_ctas = std::clamp(call.tuning.copy_ctas, 0, num_sms - 1);
+  const int64_t rows = to.merged ? call.m : max_rows;
+  to.gemm = choose_tile(call, rows, to.num_owners, call.k, num_sms);
+  if (to.gemm.block_m == 0) return {};
+  // A product of one wave waits for the last rows whoever pushes, and all SMs can.
+  const bool has_waves = to.gemm.num_workers == num_sms;
+  to.plan.copy_ctas = has_waves || call.tuning.copy_ctas > 0
+                          ? choose_push_ctas(call, nranks, num_sms, to.gemm.predicted_us)
+                          : 0;
   num_sms -= to.plan.copy_ctas;
-  to.gemm = choose_tile(call, to.merged ? call.m : max_rows, to.num_owners, call.k, num_sms);
+  to.gemm = choose_tile(call, rows, to.num_owners, call.k, num_sms);
   to.tile_rows = static_cast<int>(ceil_div(to.merged ? call.m : max_rows, to.gemm.block_m));
   to.num_panels = call.m > MAX_ROWS_IN_PANELS
                       ? 1

@@ -53,7 +53,6 @@ inline void run_ranks(int nranks, const std::function<void(Rank&)>& body,
   int num_devices = 0;
   require_cuda(cudaGetDeviceCount(&num_devices), "cudaGetDeviceCount");
   const int ranks_per_device = (nranks + num_devices - 1) / num_devices;
-  setenv("MK_CUDA_RANKS", "1", 1);
   if (ranks_per_device > 1) setenv("MK_SHARE_GPU", "1", 1);
   mk_unique_id_t id;
   require(mk_get_unique_id(&id), "mk_get_unique_id", nullptr);

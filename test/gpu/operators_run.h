@@ -32,7 +32,6 @@ __attribute__((format(printf, 1, 2))) inline std::string text(const char* patter
 inline void set_environment() {
   setenv("CUDA_MODULE_LOADING", "EAGER", 1);
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
-  setenv("MK_CUDA_RANKS", "1", 1);
 }
 
 struct Options {
