@@ -95,7 +95,7 @@ static_assert(sizeof(EntryRecord) == 96 && offsetof(EntryRecord, shape) == 16);
 
 // Flags: one 64-bit word a transfer unit, written by exactly one rank, which stores the epoch of the launch
 // (release) after the data. Compared with >=, never reset.
-inline constexpr int kFlagsPerBank = 1 << 16;
+inline constexpr int kFlagsPerBank = 1 << 18;
 // The first signals of each bank announce entries, one a source rank.
 inline constexpr int kEntrySignals = 4096;
 

@@ -177,9 +177,25 @@ Result<bool> CudaExecutor::capturing(mk_stream_t stream) {
   return status != cudaStreamCaptureStatusNone;
 }
 
+// Of a stream that is being captured the driver does not say the device.
+Status CudaExecutor::check_stream(mk_stream_t stream) const {
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  MK_RETURN_IF_ERROR(cuda_error(cudaStreamIsCapturing(stream, &capture), "cudaStreamIsCapturing"));
+  if (capture != cudaStreamCaptureStatusNone || stream == nullptr) return {};
+  int device = device_;
+  MK_RETURN_IF_ERROR(cuda_error(cudaStreamGetDevice(stream, &device), "cudaStreamGetDevice"));
+  if (device == device_) return {};
+  return Status(
+      MK_ERROR_INVALID_ARGUMENT,
+      format("stream: expected a stream of device %d, the communicator's, saw one of device %d; create "
+             "it while device %d is current",
+             device_, device, device_));
+}
+
 Status CudaExecutor::enqueue(const OperatorCall& any, mk_stream_t stream) {
   const CurrentDevice current(device_);
   MK_RETURN_IF_ERROR(current.status());
+  MK_RETURN_IF_ERROR(check_stream(stream));
   const auto& call = std::get<GemmCall>(any);
   Status status;
   if (rank_) {

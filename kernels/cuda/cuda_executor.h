@@ -59,6 +59,7 @@ class CudaExecutor : public Executor {
   size_t max_workspace_bytes() const;
   Result<GemmCall> supported(const OperatorCall& call) const;
   const CudaRank::Arena* find_arena(const GemmCall& call, int64_t bank_bytes) const;
+  Status check_stream(mk_stream_t stream) const;
   Status prepare_alone();
   Status enqueue_alone(const GemmCall& call, cudaStream_t stream);
   Status enqueue_with_peers(const GemmCall& call, cudaStream_t stream);

@@ -7,7 +7,7 @@ namespace mk {
 
 // The tiles that the operators' kernels exist for, in the order of their tables.
 constexpr GemmTile RANK_GEMM_TILES[] = {
-    {128, 256, false}, {128, 160, true}, {128, 128, true}, {64, 128, false}};
+    {128, 256, false}, {128, 160, true}, {128, 128, true}, {64, 128, false}, {64, 64, false}};
 constexpr int NUM_RANK_GEMM_TILES = sizeof(RANK_GEMM_TILES) / sizeof(RANK_GEMM_TILES[0]);
 
 }  // namespace mk

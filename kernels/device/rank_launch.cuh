@@ -50,8 +50,8 @@ class RankLaunch {
   }
 
   // Has something failed here, or has the host called for the end? Whoever finds that nobody has asked the host
-  // for a while asks. No more often: reads over PCIe hold up what travels to the peers, and with every waiting warp
-  // asking a launch took a hundred times as long.
+  // for a while asks. No more often: reads over PCIe hold up what travels to the peers, and with every waiting
+  // warp asking a launch took a hundred times as long.
   __device__ bool stopped() const {
     LaunchState& state = *comm_.state;
     if (ptx::ld_relaxed_gpu(&state.failed) != 0 || ptx::ld_relaxed_gpu(&state.aborted) != 0) return true;
@@ -203,10 +203,8 @@ __device__ inline void RankLaunch::end_cta() const {
   if (threadIdx.x != 0) return;
   trace_leave(comm_.trace);
   LaunchState& state = *comm_.state;
-  __threadfence();
-  if (atomicAdd(&state.num_exited, 1u) + 1 != gridDim.x) return;
-  __threadfence();
-  const bool failed = stopped();
+  if (ptx::atom_acq_rel_gpu_add(&state.num_exited, 1) + 1 != gridDim.x) return;
+  const bool failed = ptx::ld_relaxed_gpu(&state.failed) != 0 || ptx::ld_relaxed_gpu(&state.aborted) != 0;
   state.num_exited = 0;
   state.gather_ticket = 0;
   state.failed = 0;

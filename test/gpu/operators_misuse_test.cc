@@ -155,8 +155,9 @@ void disagree(Rank& rank, const Disagreement& of, Watchdog& watchdog) {
   const std::string sentence = mk_get_last_error(rank.comm);
   mk_async_error_t error = MK_ASYNC_ERROR_INIT;
   mk_comm_get_async_error(rank.comm, &error);
-  const bool names =
-      says(sentence.c_str(), text("rank %d", victim)) || says(sentence.c_str(), text("and %d", victim));
+  const bool names = says(sentence.c_str(), text("rank %d", victim)) ||
+                     says(sentence.c_str(), text("ranks %d", victim)) ||
+                     says(sentence.c_str(), text("and %d", victim));
   tally.check(
       enqueued == MK_SUCCESS && status == MK_ERROR_MISMATCH && error.status == MK_ERROR_MISMATCH && names,
       text("rank %d: %s: %s, then %s: %s", rank.rank, of.what, mk_status_string(enqueued),

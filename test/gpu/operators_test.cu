@@ -31,6 +31,7 @@ struct Case {
   int tile_m = 0;
   int tile_n = 0;
   mk_algorithm_t algorithm = MK_ALGORITHM_AUTO;
+  int copy_ctas = 0;
 };
 
 // -1, 0 or 1, mostly 0, the same for everyone who asks for the same element.
@@ -136,11 +137,12 @@ void with_type(mk_dtype_t type, F&& f) {
 std::string describe(const Case& c, int nranks) {
   const char* names[] = {"none", "allgather_gemm", "gemm_reduce_scatter", "gemm_allreduce"};
   char text[256];
-  std::snprintf(text, sizeof text, "%s W=%d m=%lld n=%lld k=%lld%s %s->%d%s%s%s tile %dx%d algorithm %d",
-                names[c.op], nranks, static_cast<long long>(c.m), static_cast<long long>(c.n),
-                static_cast<long long>(c.k), c.transposed ? " NK" : "",
-                c.dtype == MK_DTYPE_FP16 ? "fp16" : "bf16", c.out, c.accumulate ? " accumulate" : "",
-                c.bias ? " bias" : "", c.gathered ? " gathered" : "", c.tile_m, c.tile_n, c.algorithm);
+  std::snprintf(text, sizeof text,
+                "%s W=%d m=%lld n=%lld k=%lld%s %s->%d%s%s%s tile %dx%d algorithm %d push CTAs %d", names[c.op],
+                nranks, static_cast<long long>(c.m), static_cast<long long>(c.n), static_cast<long long>(c.k),
+                c.transposed ? " NK" : "", c.dtype == MK_DTYPE_FP16 ? "fp16" : "bf16", c.out,
+                c.accumulate ? " accumulate" : "", c.bias ? " bias" : "", c.gathered ? " gathered" : "",
+                c.tile_m, c.tile_n, c.algorithm, c.copy_ctas);
   return text;
 }
 
@@ -186,6 +188,7 @@ void run_case(Rank& rank, const Case& c, int launches) {
   Buffer wrong(8);
   mk_tuning_t tuning = MK_TUNING_INIT;
   tuning.tile_m = c.tile_m, tuning.tile_n = c.tile_n, tuning.algorithm = c.algorithm;
+  tuning.copy_ctas = c.copy_ctas;
   mk_gemm_maxima_t maxima = MK_GEMM_MAXIMA_INIT;
   maxima.m = c.m, maxima.n = c.n, maxima.k = c.k, maxima.dtype = c.dtype, maxima.out_dtype = c.out;
   maxima.tuning = &tuning;
@@ -288,14 +291,22 @@ std::vector<Case> make_cases() {
       cases.push_back({op, shape[0], shape[1], shape[2]});
       cases.push_back({op, shape[0], shape[1], shape[2], true, MK_DTYPE_FP16, MK_DTYPE_FP32, true, true, true});
     }
-    for (const auto& tile :
-         {std::pair{128, 256}, std::pair{128, 160}, std::pair{128, 128}, std::pair{64, 128}}) {
+    for (const auto& tile : {std::pair{128, 256}, std::pair{128, 160}, std::pair{128, 128}, std::pair{64, 128},
+                             std::pair{64, 64}}) {
       cases.push_back({op, 1100, 1000, 320, false, MK_DTYPE_BF16, MK_DTYPE_BF16, false, true, true, tile.first,
                        tile.second});
       cases.push_back({op, 1100, 1000, 320, true, MK_DTYPE_FP16, MK_DTYPE_FP16, true, false, false, tile.first,
                        tile.second});
       cases.push_back(
           {op, 300, 333, 100, false, MK_DTYPE_BF16, MK_DTYPE_FP32, true, true, true, tile.first, tile.second});
+    }
+  }
+  for (const int copy_ctas : {1, 7}) {
+    for (const auto& tile : {std::pair{128, 256}, std::pair{128, 128}, std::pair{64, 64}}) {
+      for (const int64_t m : {5, 700, 7000}) {
+        cases.push_back({MK_OPERATOR_ALLGATHER_GEMM, m, 520, 1000, false, MK_DTYPE_BF16, MK_DTYPE_BF16, false,
+                         false, true, tile.first, tile.second, MK_ALGORITHM_AUTO, copy_ctas});
+      }
     }
   }
   for (const mk_algorithm_t algorithm : {MK_ALGORITHM_ONE_SHOT, MK_ALGORITHM_TWO_SHOT}) {
