@@ -17,12 +17,10 @@ using gemm_reduce_scatter::Reduction;
 constexpr int CHUNK_ROWS = 128;
 // Coordinates of TMA are 32 bits.
 constexpr int64_t kMaxSize = INT32_MAX - 65536;
-// Up to this many rows all tiles of usual products are in flight at once, and wait for their data together.
-constexpr int64_t MAX_ROWS_IN_PANELS = 6144;
 constexpr int MAX_PANELS = 8;
 constexpr int MIN_PANEL_STEPS = 4;
 // What two more hops cost, in bytes on the link: beyond it, an all-reduce goes by way of owners.
-constexpr int64_t ONE_SHOT_EXTRA_BYTES = 8000000;
+constexpr int64_t ONE_SHOT_EXTRA_BYTES = 4000000;
 constexpr int64_t MAX_ONE_SHOT_ROWS = 1024;
 constexpr int64_t TYPICAL_K = 2048;
 
@@ -75,13 +73,14 @@ void fill_public_plan(const GemmCall& call, int nranks, int num_sms, RankGemmPla
 // half, so where a few CTAs bring the rows in time they do it alone. 0: push warps.
 int choose_push_ctas(const GemmCall& call, int nranks, int num_sms, double product_us) {
   constexpr double BYTES_PER_US_OF_CTA = 25e3;
+  constexpr double MIN_PUSH_CTAS = 3;
   constexpr int MAX_PUSH_CTAS = 12;
   if (call.tuning.copy_ctas > 0) return std::min(call.tuning.copy_ctas, num_sms - 1);
   // A share of the rows is wanted after each share of the product's time but the first.
   const double bytes = static_cast<double>(ceil_div(call.m, nranks) * call.k * 2) * (nranks - 1);
   if (bytes == 0 || product_us <= 0) return 0;
   const double bytes_per_us = bytes * nranks / (nranks - 1) / product_us;
-  const double wanted = std::ceil(bytes_per_us / BYTES_PER_US_OF_CTA);
+  const double wanted = std::max(MIN_PUSH_CTAS, std::ceil(bytes_per_us / BYTES_PER_US_OF_CTA));
   return wanted <= std::min(MAX_PUSH_CTAS, num_sms / 8) ? static_cast<int>(wanted) : 0;
 }
 
@@ -101,7 +100,10 @@ Status plan_gather(const GemmCall& call, int rank, int nranks, int num_sms, Rank
   num_sms -= to.plan.copy_ctas;
   to.gemm = choose_tile(call, rows, to.num_owners, call.k, num_sms);
   to.tile_rows = static_cast<int>(ceil_div(to.merged ? call.m : max_rows, to.gemm.block_m));
-  to.num_panels = call.m > MAX_ROWS_IN_PANELS
+  // With all tiles in flight at once, or nearly, they wait for their data together: panels. Else rows are
+  // wanted one rank's after the other's.
+  const int64_t tiles = int64_t{to.num_owners} * to.tile_rows * ceil_div(call.n, to.gemm.block_n);
+  to.num_panels = tiles >= 2 * num_sms
                       ? 1
                       : static_cast<int>(std::clamp<int64_t>(k_steps / MIN_PANEL_STEPS, 1, MAX_PANELS));
   to.panel_steps = static_cast<int>(std::max<int64_t>(1, ceil_div(k_steps, to.num_panels)));
