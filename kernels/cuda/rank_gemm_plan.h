@@ -5,7 +5,7 @@
 
 #include "kernels/gemm/gemm_plan.h"
 #include "kernels/operator_call.h"
-#include "kernels/ops/gemm_reduce_scatter/cuda_params.h"
+#include "kernels/ops/gemm_reduce_scatter/reduction.h"
 #include "lib/status.h"
 
 namespace mk {

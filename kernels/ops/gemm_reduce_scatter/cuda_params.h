@@ -6,14 +6,9 @@
 #include "kernels/device/load_params.h"
 #include "kernels/device/rank_comm.h"
 #include "kernels/device/tile_scheduler.h"
+#include "kernels/ops/gemm_reduce_scatter/reduction.h"
 
 namespace mk::gemm_reduce_scatter {
-
-enum class Reduction : int {
-  scatter,   // an owner's rows are summed by the owner, and stay there
-  two_shot,  // and then pushed to all
-  one_shot,  // every rank gets every partial and sums all rows
-};
 
 struct CudaParams {
   RankComm comm;

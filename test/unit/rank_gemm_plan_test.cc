@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: MIT
+// The plan of the GEMM operators between GPUs: what all ranks must choose alike, and that memory prepared for
+// the largest call serves every smaller one.
+#include "kernels/cuda/rank_gemm_plan.h"
+
+#include <random>
+
+#include "kernels/protocol.h"
+#include "test/support/catch.h"
+
+namespace {
+
+using namespace mk;
+
+constexpr int NUM_SMS = 132;
+
+GemmCall make_call(mk_operator_t op, int64_t m, int64_t n, int64_t k) {
+  GemmCall call;
+  call.op = op;
+  call.m = m, call.n = n, call.k = k;
+  call.dtype = call.out_dtype = call.comm_dtype = MK_DTYPE_BF16;
+  call.b_layout = MK_LAYOUT_KN;
+  return call;
+}
+
+RankGemmPlan plan_of(const GemmCall& call, int rank, int nranks) {
+  const Result<RankGemmPlan> plan = rank_gemm_plan(call, rank, nranks, NUM_SMS);
+  REQUIRE(plan.ok());
+  return plan.value();
+}
+
+}  // namespace
+
+TEST_CASE("an area prepared for the largest call serves every smaller one") {
+  std::mt19937 random(1);
+  const auto below = [&](int64_t limit) { return std::uniform_int_distribution<int64_t>(0, limit)(random); };
+  for (const mk_operator_t op :
+       {MK_OPERATOR_ALLGATHER_GEMM, MK_OPERATOR_GEMM_REDUCE_SCATTER, MK_OPERATOR_GEMM_ALLREDUCE}) {
+    for (int turn = 0; turn < 3000; ++turn) {
+      const int nranks = 2 + static_cast<int>(below(6));
+      const GemmCall largest = make_call(op, below(9000), below(9000), below(9000));
+      GemmCall call = make_call(op, below(largest.m), below(largest.n), below(largest.k));
+      if (turn % 3 == 0) call.m = std::min<int64_t>(largest.m, below(300));
+      const RankGemmPlan plan = plan_of(call, 0, nranks);
+      INFO(operator_name(op) << " of " << nranks << ": m " << call.m << " n " << call.n << " of " << largest.m
+                             << ", " << largest.n);
+      CHECK(plan.area_bytes <= plan_of(largest, 0, nranks).area_bytes);
+      // And what the kernel addresses lies inside.
+      if (op != MK_OPERATOR_ALLGATHER_GEMM) {
+        const int64_t slots = nranks * plan.slot_bytes;
+        CHECK(slots <= plan.area_bytes);
+        if (plan.reduction == gemm_reduce_scatter::Reduction::two_shot) {
+          CHECK(slots <= plan.gather_begin);
+          CHECK(plan.gather_begin + call.m * plan.gather_pitch <= plan.area_bytes);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("ranks with different k or row counts agree on how partial sums travel") {
+  for (const int64_t m : {1, 16, 200, 1000, 4096, 9001}) {
+    for (const mk_operator_t op : {MK_OPERATOR_GEMM_REDUCE_SCATTER, MK_OPERATOR_GEMM_ALLREDUCE}) {
+      const RankGemmPlan first = plan_of(make_call(op, m, 4000, 512), 0, 4);
+      const RankGemmPlan last = plan_of(make_call(op, m, 4000, 20000), 3, 4);
+      CHECK(first.gemm.block_m == last.gemm.block_m);
+      CHECK(first.gemm.block_n == last.gemm.block_n);
+      CHECK(first.reduction == last.reduction);
+      CHECK(first.slot_bytes == last.slot_bytes);
+      CHECK(first.gather_begin == last.gather_begin);
+    }
+  }
+}
+
+TEST_CASE("CTAs that only push are few, and only where they bring the rows in time") {
+  const auto push_ctas = [](int64_t m, int64_t n, int64_t k) {
+    return plan_of(make_call(MK_OPERATOR_ALLGATHER_GEMM, m, n, k), 0, 4).plan.copy_ctas;
+  };
+  CHECK(push_ctas(16384, 4096, 16384) > 0);
+  CHECK(push_ctas(16384, 4096, 16384) <= 12);
+  CHECK(push_ctas(8192, 2048, 8192) == 0);  // the link is busy four fifths of the time
+  CHECK(push_ctas(2048, 512, 2048) == 0);   // one wave
+  CHECK(push_ctas(0, 512, 2048) == 0);
+  CHECK(push_ctas(16384, 4096, 0) == 0);
+  GemmCall call = make_call(MK_OPERATOR_ALLGATHER_GEMM, 8192, 2048, 8192);
+  call.tuning.copy_ctas = 500;
+  CHECK(plan_of(call, 0, 4).plan.copy_ctas == NUM_SMS - 1);
+}
+
+TEST_CASE("an all-reduce goes one-shot while its matrix is small") {
+  const auto algorithm = [](int64_t m, mk_algorithm_t wanted) {
+    GemmCall call = make_call(MK_OPERATOR_GEMM_ALLREDUCE, m, 8192, 2048);
+    call.tuning.algorithm = wanted;
+    return plan_of(call, 0, 4).plan.algorithm;
+  };
+  CHECK(algorithm(16, MK_ALGORITHM_AUTO) == MK_ALGORITHM_ONE_SHOT);
+  CHECK(algorithm(4096, MK_ALGORITHM_AUTO) == MK_ALGORITHM_TWO_SHOT);
+  CHECK(algorithm(16, MK_ALGORITHM_TWO_SHOT) == MK_ALGORITHM_TWO_SHOT);
+  CHECK(algorithm(4096, MK_ALGORITHM_ONE_SHOT) == MK_ALGORITHM_ONE_SHOT);
+}
+
+TEST_CASE("what a launch has no flags for is refused") {
+  const Result<RankGemmPlan> plan = rank_gemm_plan(
+      make_call(MK_OPERATOR_GEMM_REDUCE_SCATTER, int64_t{1} << 20, int64_t{1} << 16, 64), 0, 4, NUM_SMS);
+  REQUIRE(!plan.ok());
+  CHECK(plan.status().code() == MK_ERROR_UNSUPPORTED);
+}
+
+TEST_CASE("a tile that no kernel has is refused") {
+  GemmCall call = make_call(MK_OPERATOR_ALLGATHER_GEMM, 512, 512, 512);
+  call.tuning.tile_m = 96;
+  const Result<RankGemmPlan> plan = rank_gemm_plan(call, 0, 4, NUM_SMS);
+  REQUIRE(!plan.ok());
+  CHECK(plan.status().code() == MK_ERROR_UNSUPPORTED);
+}
