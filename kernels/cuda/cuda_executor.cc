@@ -65,6 +65,10 @@ CudaExecutor::~CudaExecutor() {
   if (last_launch_ != nullptr) cudaEventDestroy(last_launch_);
 }
 
+int CudaExecutor::num_sms_of(const GemmCall& call) const {
+  return call.tuning.compute_ctas > 0 ? std::min(num_sms_, call.tuning.compute_ctas) : num_sms_;
+}
+
 // The most that any plan for this number of SMs asks for: the largest tile, cut for every SM.
 size_t CudaExecutor::max_workspace_bytes() const { return PartialsLayout(num_sms_, 128, 256).num_bytes; }
 
@@ -96,7 +100,7 @@ Result<mk_plan_t> CudaExecutor::plan(const OperatorCall& any) const {
     if (!chosen.ok()) return chosen.status();
     plan = chosen.value().plan;
   } else {
-    const GemmPlan chosen = gemm_plan(shape_of(call.value()), num_sms_);
+    const GemmPlan chosen = gemm_plan(shape_of(call.value()), num_sms_of(call.value()));
     plan.compute_ctas = chosen.num_ctas();
     plan.tile_m = chosen.block_m;
     plan.tile_n = chosen.block_n;
@@ -224,8 +228,7 @@ Status CudaExecutor::enqueue_with_peers(const GemmCall& call, cudaStream_t strea
   if (trace_) comm.trace = trace_->buffer();
   const std::array<int64_t, 4> shape = flight_shape(call);
   std::copy(shape.begin(), shape.end(), comm.flight_shape);
-  return cuda_error(rank_gemm_launch(call, plan.value(), comm, rank_->num_sms(), stream),
-                    operator_name(call.op));
+  return cuda_error(rank_gemm_launch(call, plan.value(), comm, stream), operator_name(call.op));
 }
 
 Status CudaExecutor::enqueue_alone(const GemmCall& call, cudaStream_t stream) {
@@ -247,7 +250,7 @@ Status CudaExecutor::enqueue_alone(const GemmCall& call, cudaStream_t stream) {
   arguments.bias = call.bias;
   arguments.bias_type = gemm_type(call.bias_dtype);
   arguments.workspace = workspace_;
-  const cudaError_t error = gemm_launch(arguments, gemm_plan(arguments.shape, num_sms_), stream);
+  const cudaError_t error = gemm_launch(arguments, gemm_plan(arguments.shape, num_sms_of(call)), stream);
   return cuda_error(error, operator_name(call.op));
 }
 

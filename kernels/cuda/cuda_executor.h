@@ -57,6 +57,7 @@ class CudaExecutor : public Executor {
 
   int nranks() const { return context_.topology.nranks; }
   size_t max_workspace_bytes() const;
+  int num_sms_of(const GemmCall& call) const;  // one rank
   Result<GemmCall> supported(const OperatorCall& call) const;
   const CudaRank::Arena* find_arena(const GemmCall& call, int64_t bank_bytes) const;
   Status check_stream(mk_stream_t stream) const;

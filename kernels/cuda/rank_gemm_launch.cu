@@ -194,9 +194,10 @@ cudaError_t rank_gemm_prepare() {
   return error;
 }
 
-cudaError_t rank_gemm_launch(const GemmCall& call, const RankGemmPlan& plan, const RankComm& comm, int num_ctas,
+cudaError_t rank_gemm_launch(const GemmCall& call, const RankGemmPlan& plan, const RankComm& comm,
                              cudaStream_t stream) {
   if (!tensor_map_is_prepared()) return cudaErrorNotReady;
+  const int num_ctas = plan.plan.compute_ctas + plan.plan.copy_ctas;
   return call.op == MK_OPERATOR_ALLGATHER_GEMM ? launch_gather(call, plan, comm, num_ctas, stream)
                                                : launch_reduction(call, plan, comm, num_ctas, stream);
 }

@@ -12,9 +12,9 @@ namespace mk {
 // Loads the kernels on the current device; may synchronise. Once a device, before the first launch.
 cudaError_t rank_gemm_prepare();
 
-// Enqueues exactly one kernel of `num_ctas` CTAs, which must be able to be resident together. `comm` is
+// Enqueues exactly one kernel of the plan's CTAs, which must be able to be resident together. `comm` is
 // complete but for what is the call's. Allocates nothing, waits for nothing, may be captured.
-cudaError_t rank_gemm_launch(const GemmCall& call, const RankGemmPlan& plan, const RankComm& comm, int num_ctas,
+cudaError_t rank_gemm_launch(const GemmCall& call, const RankGemmPlan& plan, const RankComm& comm,
                              cudaStream_t stream);
 
 }  // namespace mk

@@ -194,6 +194,8 @@ Result<RankGemmPlan> rank_gemm_plan(const GemmCall& call, int rank, int nranks, 
   RankGemmPlan plan;
   plan.plan = MK_PLAN_INIT;
   const bool gathers = call.op == MK_OPERATOR_ALLGATHER_GEMM;
+  if (call.tuning.compute_ctas > 0)
+    num_sms = std::min(num_sms, call.tuning.compute_ctas + (gathers ? call.tuning.copy_ctas : 0));
   MK_RETURN_IF_ERROR(gathers ? plan_gather(call, rank, nranks, num_sms, plan)
                              : plan_reduction(call, rank, nranks, num_sms, plan));
   if (plan.gemm.block_m == 0) {

@@ -87,6 +87,20 @@ TEST_CASE("CTAs that only push are few, and only where they bring the rows in ti
   CHECK(plan_of(call, 0, 4).plan.copy_ctas == NUM_SMS - 1);
 }
 
+TEST_CASE("tuning sets the numbers of CTAs") {
+  GemmCall call = make_call(MK_OPERATOR_ALLGATHER_GEMM, 16384, 4096, 4096);
+  call.tuning.compute_ctas = 100;
+  call.tuning.copy_ctas = 5;
+  CHECK(plan_of(call, 0, 4).plan.compute_ctas == 100);
+  CHECK(plan_of(call, 0, 4).plan.copy_ctas == 5);
+  call.tuning.compute_ctas = 1000;
+  CHECK(plan_of(call, 0, 4).plan.compute_ctas == NUM_SMS - 5);
+  call.op = MK_OPERATOR_GEMM_ALLREDUCE;
+  call.tuning.compute_ctas = 7;
+  CHECK(plan_of(call, 0, 4).plan.compute_ctas == 7);
+  CHECK(plan_of(call, 0, 4).plan.copy_ctas == 0);
+}
+
 TEST_CASE("an all-reduce goes one-shot while its matrix is small") {
   const auto algorithm = [](int64_t m, mk_algorithm_t wanted) {
     GemmCall call = make_call(MK_OPERATOR_GEMM_ALLREDUCE, m, 8192, 2048);
