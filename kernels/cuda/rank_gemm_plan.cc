@@ -69,6 +69,11 @@ void fill_public_plan(const GemmCall& call, int nranks, int num_sms, RankGemmPla
   plan.workspace_bytes = 2 * static_cast<uint64_t>(to.area_bytes);
 }
 
+// CTAs that compute, of `num_ctas`.
+int compute_ctas(const GemmCall& call, int num_ctas) {
+  return call.tuning.compute_ctas > 0 ? std::min(call.tuning.compute_ctas, num_ctas) : num_ctas;
+}
+
 // CTAs that only push. Push warps beside the product slow it down while they keep the link busy, by up to a
 // half, so where a few CTAs bring the rows in time they do it alone. 0: push warps.
 int choose_push_ctas(const GemmCall& call, int nranks, int num_sms, double product_us) {
@@ -90,14 +95,15 @@ Status plan_gather(const GemmCall& call, int rank, int nranks, int num_sms, Rank
   to.merged = max_rows < CHUNK_ROWS;
   to.num_owners = to.merged ? 1 : nranks;
   const int64_t rows = to.merged ? call.m : max_rows;
-  to.gemm = choose_tile(call, rows, to.num_owners, call.k, num_sms);
+  const int all_ctas = compute_ctas(call, num_sms);
+  to.gemm = choose_tile(call, rows, to.num_owners, call.k, all_ctas);
   if (to.gemm.block_m == 0) return {};
   // A product of one wave waits for the last rows whoever pushes, and all SMs can.
-  const bool has_waves = to.gemm.num_workers == num_sms;
+  const bool has_waves = to.gemm.num_workers == all_ctas;
   to.plan.copy_ctas = has_waves || call.tuning.copy_ctas > 0
                           ? choose_push_ctas(call, nranks, num_sms, to.gemm.predicted_us)
                           : 0;
-  num_sms -= to.plan.copy_ctas;
+  num_sms = compute_ctas(call, num_sms - to.plan.copy_ctas);
   to.gemm = choose_tile(call, rows, to.num_owners, call.k, num_sms);
   to.tile_rows = static_cast<int>(ceil_div(to.merged ? call.m : max_rows, to.gemm.block_m));
   // With all tiles in flight at once, or nearly, they wait for their data together: panels. Else rows are
@@ -145,6 +151,7 @@ int64_t max_one_shot_slot_bytes(const GemmCall& call, int nranks) {
 
 Status plan_reduction(const GemmCall& call, int rank, int nranks, int num_sms, RankGemmPlan& to) {
   const int64_t max_rows = ceil_div(call.m, nranks);
+  num_sms = compute_ctas(call, num_sms);
   const bool one_shot = goes_one_shot(call, nranks);
   const bool reduces_all = call.op == MK_OPERATOR_GEMM_ALLREDUCE;
   to.reduction = one_shot ? Reduction::one_shot : reduces_all ? Reduction::two_shot : Reduction::scatter;
@@ -194,8 +201,6 @@ Result<RankGemmPlan> rank_gemm_plan(const GemmCall& call, int rank, int nranks, 
   RankGemmPlan plan;
   plan.plan = MK_PLAN_INIT;
   const bool gathers = call.op == MK_OPERATOR_ALLGATHER_GEMM;
-  if (call.tuning.compute_ctas > 0)
-    num_sms = std::min(num_sms, call.tuning.compute_ctas + (gathers ? call.tuning.copy_ctas : 0));
   MK_RETURN_IF_ERROR(gathers ? plan_gather(call, rank, nranks, num_sms, plan)
                              : plan_reduction(call, rank, nranks, num_sms, plan));
   if (plan.gemm.block_m == 0) {

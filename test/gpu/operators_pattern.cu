@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "kernels/ptx/warp.cuh"
 #include "operators_job.h"
 
 namespace operators {
@@ -194,15 +195,9 @@ __global__ void ordered_sum_kernel(const Operands of, const float* partials, int
   }
 }
 
-__device__ uint64_t global_ns() {
-  uint64_t ns;
-  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
-  return ns;
-}
-
 __global__ void stall_kernel(uint64_t ns) {
-  const uint64_t begin = global_ns();
-  while (global_ns() - begin < ns) continue;
+  const uint64_t begin = mk::ptx::globaltimer();
+  while (mk::ptx::globaltimer() - begin < ns) continue;
 }
 
 __global__ void fill_floats_kernel(float* to, int64_t count, float value) {

@@ -95,6 +95,11 @@ TEST_CASE("tuning sets the numbers of CTAs") {
   CHECK(plan_of(call, 0, 4).plan.copy_ctas == 5);
   call.tuning.compute_ctas = 1000;
   CHECK(plan_of(call, 0, 4).plan.compute_ctas == NUM_SMS - 5);
+  // Push CTAs that the plan adds do not come out of those asked for.
+  call = make_call(MK_OPERATOR_ALLGATHER_GEMM, 16384, 4096, 16384);
+  call.tuning.compute_ctas = 100;
+  CHECK(plan_of(call, 0, 4).plan.compute_ctas == 100);
+  CHECK(plan_of(call, 0, 4).plan.copy_ctas > 0);
   call.op = MK_OPERATOR_GEMM_ALLREDUCE;
   call.tuning.compute_ctas = 7;
   CHECK(plan_of(call, 0, 4).plan.compute_ctas == 7);
