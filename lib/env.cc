@@ -16,7 +16,7 @@ constexpr Variable kVariables[] = {
      "exact names. Empty: the one that reaches the root, else any but loopback and docker, else any."},
     {"MK_ROOT_PORT", "0", "TCP port on which mk_get_unique_id listens; 0: any free one."},
     {"MK_ROOT_TIMEOUT_MS", "1800000", "How long a root waits for its job's first rank, in ms."},
-    {"MK_TRANSPORT", "", "Backend between nodes: loopback. Empty: automatic."},
+    {"MK_TRANSPORT", "", "Backend between nodes: loopback, ofi. Empty: automatic."},
     {"MK_SHARE_GPU", "0",
      "1: several ranks may use one GPU, for tests; they must be threads of one process, and max_ctas such that "
      "their "
@@ -24,6 +24,9 @@ constexpr Variable kVariables[] = {
     {"MK_LOOPBACK_SEED", "0",
      "loopback: 0 delivers in order; another number is the seed of a delivery that splits, reorders and "
      "delays."},
+    {"MK_OFI_PROVIDER", "tcp;ofi_rxm", "ofi: libfabric's name of the provider to use; the same on every rank."},
+    {"MK_OFI_TIMEOUT_MS", "30000",
+     "ofi: a peer that acknowledges nothing for so long, in ms, while something is under way to it is lost."},
 };
 
 const char* default_of(const char* name) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "loopback/loopback.h"
+#include "ofi/ofi.h"
 #include "transport.h"
 
 namespace mk {
@@ -7,6 +8,7 @@ namespace {
 
 constexpr Backend kBackends[] = {
     {"loopback", loopback::available, loopback::create},
+    {"ofi", ofi::available, ofi::create},
 };
 
 }  // namespace

@@ -113,7 +113,8 @@ std::string run_processes(const std::vector<int>& node_of_rank, const RankBody& 
 }  // namespace
 
 std::vector<BackendCase> backend_cases() {
-  static constexpr BackendCase kCases[] = {{"loopback", "0"}, {"loopback", "1"}, {"loopback", "20240607"}};
+  static constexpr BackendCase kCases[] = {
+      {"loopback", "0"}, {"loopback", "1"}, {"loopback", "20240607"}, {"ofi", "0", false}};
   std::vector<BackendCase> cases;
   for (const BackendCase& candidate : kCases) {
     for (const Backend& backend : backends()) {

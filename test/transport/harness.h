@@ -21,6 +21,9 @@ namespace mk::test {
 struct BackendCase {
   const char* backend;
   const char* seed;  // MK_LOOPBACK_SEED
+  // The receiving rank checks and copies; otherwise the network writes, and a wrong put is an error of the
+  // sender's alone.
+  bool receiver_places = true;
 };
 
 // The backends that must pass the suite. A new one adds its lines here; one that is not available is left out.
