@@ -16,7 +16,7 @@ constexpr Variable kVariables[] = {
      "exact names. Empty: the one that reaches the root, else any but loopback and docker, else any."},
     {"MK_ROOT_PORT", "0", "TCP port on which mk_get_unique_id listens; 0: any free one."},
     {"MK_ROOT_TIMEOUT_MS", "1800000", "How long a root waits for its job's first rank, in ms."},
-    {"MK_TRANSPORT", "", "Backend between nodes: loopback, ofi. Empty: automatic."},
+    {"MK_TRANSPORT", "", "Backend between nodes: rc, srd, loopback, ofi. Empty: automatic."},
     {"MK_SHARE_GPU", "0",
      "1: several ranks may use one GPU, for tests; they must be threads of one process, and max_ctas such that "
      "their "
@@ -27,6 +27,21 @@ constexpr Variable kVariables[] = {
     {"MK_OFI_PROVIDER", "tcp;ofi_rxm", "ofi: libfabric's name of the provider to use; the same on every rank."},
     {"MK_OFI_TIMEOUT_MS", "30000",
      "ofi: a peer that acknowledges nothing for so long, in ms, while something is under way to it is lost."},
+    {"MK_VERBS_LIBRARY", "", "rc, srd: the library to load instead of libibverbs.so.1 and libefa.so.1."},
+    {"MK_IB_HCA", "",
+     "rc, srd: devices to use: comma-separated prefixes of names, each with or without :port; ^ in front "
+     "excludes "
+     "them, = in front asks for exact names. Empty: all with an active port, those near a rank's GPU first."},
+    {"MK_IB_GID_INDEX", "-1", "rc, srd: index of the GID to use; -1: RoCE v2 before v1, IPv4 before IPv6."},
+    {"MK_IB_PKEY_INDEX", "0", "rc: index of the partition key."},
+    {"MK_IB_TRAFFIC_CLASS", "0", "rc: traffic class of packets with a global header."},
+    {"MK_IB_SERVICE_LEVEL", "0", "rc: service level."},
+    {"MK_IB_TIMEOUT", "20", "rc: time until a packet is sent again, 4.096 us * 2^value."},
+    {"MK_IB_RETRY", "7", "rc: how often a packet is sent again before the link fails."},
+    {"MK_IB_SIGNAL", "immediate",
+     "rc, srd: how a put's signal travels: immediate (each write carries one, the receiver counts) or "
+     "completion "
+     "(a write of its own after the data has completed)."},
 };
 
 const char* default_of(const char* name) {

@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: MIT
 #include "loopback/loopback.h"
 #include "ofi/ofi.h"
+#include "rc/rc.h"
+#include "srd/srd.h"
 #include "transport.h"
 
 namespace mk {
 namespace {
 
 constexpr Backend kBackends[] = {
+    {"rc", rc::available, rc::create},
+    {"srd", srd::available, srd::create},
     {"loopback", loopback::available, loopback::create},
     {"ofi", ofi::available, ofi::create},
 };

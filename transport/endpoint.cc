@@ -302,6 +302,7 @@ Result<std::unique_ptr<Endpoint>> create_endpoint(std::span<const Backend> choic
                                                   Exchange& exchange, AbortToken& abort,
                                                   EndpointOptions options, Deadline deadline) {
   const std::string name = options.backend;
+  const std::string pci_bus_id = options.pci_bus_id;
   auto choices = exchange_choices(choice, name, exchange, deadline);
   if (!choices.ok()) return choices.status();
   auto endpoint = std::make_unique<ProxiedEndpoint>(topology, exchange, abort, std::move(options));
@@ -314,7 +315,8 @@ Result<std::unique_ptr<Endpoint>> create_endpoint(std::span<const Backend> choic
     known = true;
     std::string reason = missing(choice[i], i, choices.value(), topology.rank);
     if (reason.empty()) {
-      auto transport = choice[i].create({endpoint->topology(), exchange, abort, endpoint->regions()}, deadline);
+      auto transport =
+          choice[i].create({endpoint->topology(), exchange, abort, endpoint->regions(), pci_bus_id}, deadline);
       if (transport.ok()) {
         MK_RETURN_IF_ERROR(endpoint->start(choice[i], transport.take()));
         return std::unique_ptr<Endpoint>(std::move(endpoint));

@@ -26,6 +26,7 @@ struct EndpointOptions {
   std::function<void(int peer, Status)> on_peer_error;
   uint32_t fifo_capacity = 4096;  // commands, a power of two
   IdleStrategy idle;
+  std::string pci_bus_id;  // of this rank's GPU, such as 0000:3b:00.0, for choosing NICs near it; empty: none
 };
 
 class Endpoint {

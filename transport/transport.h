@@ -95,9 +95,10 @@ class Transport {
 
 struct TransportContext {
   const Topology& topology;
-  Exchange& exchange;    // only during create
-  AbortToken& abort;     // outlives the transport
-  RegionTable& regions;  // this rank's regions; outlives the transport
+  Exchange& exchange;      // only during create
+  AbortToken& abort;       // outlives the transport
+  RegionTable& regions;    // this rank's regions; outlives the transport
+  std::string pci_bus_id;  // of this rank's GPU, for choosing NICs near it; empty: none
 };
 
 struct Backend {

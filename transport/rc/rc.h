@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: MIT
+// Reliable connections over InfiniBand and RoCE: a queue pair for each link to each peer.
+#pragma once
+
+#include "../transport.h"
+
+namespace mk::rc {
+
+Status available();
+Result<std::unique_ptr<Transport>> create(const TransportContext& context, Deadline deadline);
+
+}  // namespace mk::rc

@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: MIT
+// Scalable reliable datagrams of AWS EFA: one queue pair a NIC, an address handle for each link, no order.
+#pragma once
+
+#include "../transport.h"
+
+namespace mk::srd {
+
+Status available();
+Result<std::unique_ptr<Transport>> create(const TransportContext& context, Deadline deadline);
+
+}  // namespace mk::srd

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: MIT
+#include "gpu_memory.h"
+
+namespace mk::verbs {
+
+bool is_gpu_memory(const void*) { return false; }
+
+Result<FileDescriptor> export_dma_buf(const void*, size_t) {
+  return Status(MK_ERROR_UNSUPPORTED, "libmkernel was built without CUDA");
+}
+
+bool has_peer_memory() { return false; }
+
+}  // namespace mk::verbs
