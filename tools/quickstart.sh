@@ -28,7 +28,7 @@ fail() {
 }
 
 packages=(build-essential ninja-build pkg-config git python3 python3-venv
-          libsodium-dev libfabric-dev catch2 libcxxopts-dev)
+          libsodium-dev libfabric-dev libibverbs-dev catch2 libcxxopts-dev)
 ci_packages=(clang-14 libclang-rt-14-dev clang-format-14 iproute2 shellcheck)
 
 action=${1:-}
