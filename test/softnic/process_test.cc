@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: MIT
+// RC and SRD between processes: payload fetched from another process, peers that exit or are killed.
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstring>
+#include <functional>
+
+#include "../support/catch.h"
+#include "node.h"
+
+namespace softnic_test {
+namespace {
+
+constexpr size_t kBytes = 3 << 20;
+
+std::byte pattern(size_t index) { return static_cast<std::byte>((index * 131 + index / 4096) & 0xff); }
+
+// A child process that runs `body` with one end of a socket and ends with 0 if that returns true.
+class Child {
+ public:
+  explicit Child(const std::function<bool(int)>& body) {
+    int ends[2];
+    REQUIRE(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+    process_ = fork();
+    REQUIRE(process_ >= 0);
+    if (process_ == 0) {
+      close(ends[0]);
+      alarm(60);
+      _exit(body(ends[1]) ? 0 : 1);
+    }
+    close(ends[1]);
+    socket_ = ends[0];
+  }
+  ~Child() {
+    close(socket_);
+    if (process_ > 0) {
+      kill(process_, SIGKILL);
+      waitpid(process_, nullptr, 0);
+    }
+  }
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+
+  int socket() const { return socket_; }
+  void kill_now() { REQUIRE(kill(process_, SIGKILL) == 0); }
+  int wait() {
+    int status = -1;
+    waitpid(process_, &status, 0);
+    process_ = -1;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  }
+
+ private:
+  pid_t process_ = -1;
+  int socket_ = -1;
+};
+
+template <class T>
+bool give(int socket, const T& value) {
+  return send(socket, &value, sizeof(value), MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof(value));
+}
+
+template <class T>
+bool take(int socket, T& value) {
+  return recv(socket, &value, sizeof(value), MSG_WAITALL) == static_cast<ssize_t>(sizeof(value));
+}
+
+NodeOptions large() {
+  NodeOptions options;
+  options.bytes = kBytes;
+  return options;
+}
+
+bool meet(Node& node, int socket, Contact& peer) {
+  return give(socket, node.contact()) && take(socket, peer) && node.connect(peer) == 0;
+}
+
+// Writes everything with an immediate, then stays until told to go.
+bool write_all(int socket) {
+  Node node(large());
+  Contact peer;
+  for (size_t index = 0; index < kBytes; ++index) node.memory[index] = pattern(index);
+  char go = 0;
+  if (!meet(node, socket, peer) || !take(socket, go)) return false;
+  if (node.write(peer, 0, kBytes, 5, 99) != 0) return false;
+  const ibv_wc completion = node.wait();
+  return completion.status == IBV_WC_SUCCESS && give(socket, go) && take(socket, go);
+}
+
+void receive_from_process() {
+  Child child(write_all);
+  Node node(large());
+  Contact peer;
+  REQUIRE(meet(node, child.socket(), peer));
+  REQUIRE(node.receive(3) == 0);
+  REQUIRE(give(child.socket(), 'g'));
+  const ibv_wc arrival = node.wait();
+  REQUIRE(arrival.status == IBV_WC_SUCCESS);
+  CHECK(arrival.imm_data == 99);
+  CHECK(arrival.byte_len == kBytes);
+  size_t wrong = 0;
+  for (size_t index = 0; index < kBytes; ++index) wrong += node.memory[index] != pattern(index) ? 1 : 0;
+  CHECK(wrong == 0);
+  char done = 0;
+  REQUIRE(take(child.socket(), done));
+  REQUIRE(give(child.socket(), 'x'));
+  CHECK(child.wait() == 0);
+}
+
+}  // namespace
+
+TEST_CASE("RC between processes") {
+  const Environment environment{};
+  receive_from_process();
+}
+
+}  // namespace softnic_test

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: MIT
+// Where the bytes of a request are, and who copies them: the receiving NIC, straight from the sender's memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "packet.h"
+#include "wire.h"
+
+namespace softnic {
+
+// Copies payload bytes [offset, offset + bytes) of a request to `target`. False when the sender's memory cannot
+// be read (its process is gone, or the kernel forbids it).
+bool fetch(const Link& link, const Packet& request, uint64_t offset, std::byte* target, size_t bytes);
+
+// Lets processes of the same user read this one's memory, where the kernel asks for that (Yama).
+void permit_fetching();
+
+}  // namespace softnic
