@@ -126,6 +126,9 @@ Result<std::unique_ptr<Fabric>> Fabric::open(const Library& library, const std::
   std::unique_ptr<Fabric> made(new Fabric(library));
   MK_RETURN_IF_ERROR(made->find(provider, source));
   fi_info* info = made->info_;
+  // The provider's default queues may take hundreds of megabytes.
+  info->tx_attr->size = std::min(info->tx_attr->size, operations);
+  info->rx_attr->size = std::min(info->rx_attr->size, operations);
   fid_fabric* fabric = nullptr;
   int result = library.fabric(info->fabric_attr, &fabric, nullptr);
   if (result != 0) return made->error("fi_fabric", result);
