@@ -222,7 +222,7 @@ void Nic::clear(QueuePair* qp) {
   qp->retries.clear();
   qp->next_unsent = qp->resume_ns = qp->expected_sequence = 0;
   qp->refused_attempt = -1;
-  qp->active = qp->failing = qp->fatal_raised = qp->discarding = false;
+  qp->active = qp->failing = qp->refusing = qp->fatal_raised = qp->discarding = false;
   to_queue(qp->qp_base.send_cq)->purge(qp);
   to_queue(qp->qp_base.recv_cq)->purge(qp);
 }
@@ -274,14 +274,15 @@ AddressHandle* Nic::add_address_handle(ibv_pd* pd, const ibv_ah_attr& attributes
   handle->pd = pd;
   handle->remote = *remote;
   ControlLock lock(*this);
-  handle->handle = handle->number = next_handle_++;
-  ++known_peers_[remote->endpoint];
+  KnownPeer& known = known_peers_[remote->endpoint];
+  if (known.handles++ == 0) known.number = next_handle_++;
+  handle->handle = handle->number = known.number;
   return handle.release();
 }
 
 void Nic::remove_address_handle(AddressHandle* handle) {
   ControlLock lock(*this);
-  if (--known_peers_[handle->remote.endpoint] == 0) known_peers_.erase(handle->remote.endpoint);
+  if (--known_peers_[handle->remote.endpoint].handles == 0) known_peers_.erase(handle->remote.endpoint);
   delete handle;
 }
 

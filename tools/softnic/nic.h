@@ -170,7 +170,13 @@ class Nic {
   uint32_t next_qp_number_ = 0x101;
   std::map<uint32_t, std::unique_ptr<MemoryRegion>> memory_;
   uint32_t next_key_ = 0x1001;
-  std::map<uint16_t, int> known_peers_;  // endpoints with an address handle, and how many
+  // Endpoints with an address handle: how many, and the number that all of them bear; completions name the
+  // sender by it (slid), as EFA's do.
+  struct KnownPeer {
+    int handles = 0;
+    uint16_t number = 0;
+  };
+  std::map<uint16_t, KnownPeer> known_peers_;
   uint16_t next_handle_ = 0;
 
   std::mutex doorbell_mutex_;

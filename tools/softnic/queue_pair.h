@@ -109,6 +109,7 @@ struct QueuePair : ibv_qp_ex {
   // The receiver's side.
   uint64_t expected_sequence = 0;
   int64_t refused_attempt = -1;
+  bool refusing = false;  // RC: a request was refused, nothing comes after it
   std::deque<std::shared_ptr<Arrival>> arrivals;
   uint32_t async_given = 0;  // events that the caller has to acknowledge, guarded by ibv_qp::mutex
   bool fatal_raised = false;

@@ -77,6 +77,7 @@ void Nic::on_request(const std::shared_ptr<Link>& link, const Packet& packet) {
     return;
   }
   ++qp->expected_sequence;
+  qp->refusing = !qp->is_srd && arrival->refusal != 0;
   plan_placement(*arrival);
   if (qp->arrivals.empty()) delivering_.push_back(qp);
   qp->arrivals.push_back(arrival);
@@ -92,7 +93,7 @@ bool Nic::is_expected(QueuePair* qp, const std::shared_ptr<Link>& link, const Pa
     right = right && packet.qkey == qp->attributes.qkey;
   } else {
     // What follows a request that was turned away is sent again with it.
-    if (qp->refused_attempt == static_cast<int64_t>(packet.attempt)) return false;
+    if (qp->refusing || qp->refused_attempt == static_cast<int64_t>(packet.attempt)) return false;
     const uint32_t psn = (qp->attributes.rq_psn + static_cast<uint32_t>(qp->expected_sequence)) & 0xffffff;
     right = right && link->peer == qp->remote.endpoint && packet.source_qp == qp->attributes.dest_qp_num &&
             packet.sequence == qp->expected_sequence && packet.psn == psn;
@@ -290,6 +291,8 @@ void Nic::deliver_one(QueuePair* qp, const std::shared_ptr<Arrival>& arrival) {
     completion.wc.wc_flags = IBV_WC_WITH_IMM;
     completion.wc.qp_num = qp->number();
     completion.wc.src_qp = packet.source_qp;
+    const auto known = known_peers_.find(arrival->link->peer);
+    if (known != known_peers_.end()) completion.wc.slid = known->second.number;
     push(to_queue(qp->qp_base.recv_cq), completion);
   }
   reply(*arrival, PacketKind::acknowledge);
