@@ -88,6 +88,7 @@ TEST_CASE("SRD under adversity loses nothing and does reorder") {
   }
 }
 
+#ifndef __SANITIZE_THREAD__  // it looks at memory that is being written to
 // A receiver that trusts the last byte, or a later write's arrival, sees the difference: pieces do come in any
 // order.
 TEST_CASE("payload is placed in any order, also on RC") {
@@ -112,6 +113,7 @@ TEST_CASE("payload is placed in any order, also on RC") {
   }
   CHECK(last_before_first);
 }
+#endif
 
 TEST_CASE("a seed decides what fails") {
   std::vector<std::vector<uint64_t>> failed;

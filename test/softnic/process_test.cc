@@ -117,4 +117,72 @@ TEST_CASE("RC between processes") {
   receive_from_process();
 }
 
+TEST_CASE("SRD between processes") {
+  const Environment environment{{"KIND", "efa"}};
+  receive_from_process();
+}
+
+TEST_CASE("between processes, under adversity, paced") {
+  for (const char* kind : {"ib", "roce", "efa"}) {
+    const Environment environment{{"KIND", kind}, {"SEED", "11"}, {"RATE_GBPS", "100"}, {"LATENCY_US", "5"}};
+    receive_from_process();
+  }
+}
+
+TEST_CASE("a process that is killed is given up after the time-out") {
+  for (const char* kind : {"ib", "efa"}) {
+    const Environment environment{{"KIND", kind}, {"TIMEOUT_DIVISOR", "160"}};
+    Child child([](int socket) {
+      Node node(large());
+      Contact peer;
+      char never = 0;
+      return meet(node, socket, peer) && take(socket, never);
+    });
+    Node node(large());
+    Contact peer;
+    REQUIRE(meet(node, child.socket(), peer));
+    REQUIRE(node.write(peer, 0, 1 << 20, 1) == 0);
+    REQUIRE(node.wait().status == IBV_WC_SUCCESS);
+    child.kill_now();
+    ibv_wc completion{};
+    for (uint64_t number = 2; completion.status == IBV_WC_SUCCESS && number < 200; ++number) {
+      REQUIRE(node.write(peer, 0, 1 << 20, number) == 0);
+      completion = node.wait();
+    }
+    CHECK(completion.status == (node.is_efa() ? IBV_WC_RESP_TIMEOUT_ERR : IBV_WC_RETRY_EXC_ERR));
+  }
+}
+
+TEST_CASE("a sender that is killed in mid-flight delivers what it has sent whole or not at all") {
+  for (int repetition = 0; repetition < 10; ++repetition) {
+    const Environment environment{{"SEED", "13"}};
+    Child child([](int socket) {
+      Node node(large());
+      Contact peer;
+      std::memset(node.memory.data(), 7, kBytes);
+      if (!meet(node, socket, peer)) return false;
+      char go = 0;
+      if (!take(socket, go)) return false;
+      for (uint64_t number = 0; number < 8; ++number) node.write(peer, 0, kBytes, number, 1);
+      return give(socket, go) && take(socket, go);
+    });
+    Node node(large());
+    Contact peer;
+    REQUIRE(meet(node, child.socket(), peer));
+    for (int count = 0; count < 8; ++count) REQUIRE(node.receive() == 0);
+    REQUIRE(give(child.socket(), 'g'));
+    char posted = 0;
+    REQUIRE(take(child.socket(), posted));
+    usleep(static_cast<useconds_t>(repetition * 200));
+    child.kill_now();
+    CHECK(child.wait() == -1);
+    bool whole = true;
+    for (ibv_wc arrival = node.wait(100); static_cast<int>(arrival.status) >= 0; arrival = node.wait(20)) {
+      whole = whole && arrival.status == IBV_WC_SUCCESS;
+      for (const std::byte byte : node.memory) whole = whole && byte == std::byte{7};
+    }
+    CHECK(whole);
+  }
+}
+
 }  // namespace softnic_test

@@ -10,9 +10,9 @@
 
 namespace softnic {
 
-// Copies payload bytes [offset, offset + bytes) of a request to `target`. False when the sender's memory cannot
-// be read (its process is gone, or the kernel forbids it).
-bool fetch(const Link& link, const Packet& request, uint64_t offset, std::byte* target, size_t bytes);
+// Copies payload bytes [offset, offset + bytes) of a request to `target`. Returns 0 or an errno: ESRCH when the
+// sender's process is gone, EPERM when the kernel forbids to read its memory.
+int fetch(const Link& link, const Packet& request, uint64_t offset, std::byte* target, size_t bytes);
 
 // Lets processes of the same user read this one's memory, where the kernel asks for that (Yama).
 void permit_fetching();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The NIC as the one that receives: checks, placement of payload, delivery, replies.
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <tuple>
 #include <utility>
@@ -215,14 +216,19 @@ void Nic::place_piece(const std::shared_ptr<Arrival>& arrival, Lock& lock) {
   copying_memory_ = region;
   copying_qp_ = qp;
   lock.unlock();
-  const bool fetched = fetch(*arrival->link, arrival->packet, offset, target, bytes);
+  const int error = fetch(*arrival->link, arrival->packet, offset, target, bytes);
   lock.lock();
   copying_memory_ = nullptr;
   copying_qp_ = nullptr;
   changed_.notify_all();
-  // What cannot be read belongs to a process that is gone; its link says so soon.
-  if (!fetched) arrival->refusal = IBV_WC_REM_OP_ERR;
-  ++arrival->placed;
+  if (error == 0) {
+    ++arrival->placed;
+  } else if (error == ESRCH) {
+    // Its link says so, too, before long. Nothing that it sent and that is not here yet will ever be.
+    drop_arrivals(qp, arrival->link.get(), 0);
+  } else {
+    arrival->refusal = IBV_WC_REM_OP_ERR;
+  }
 }
 
 bool Nic::deliver() {
