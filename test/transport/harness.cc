@@ -6,10 +6,19 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <set>
+#include <sstream>
 #include <thread>
 
 #include "../support/local_exchange.h"
 #include "../support/process_exchange.h"
+
+// The library with emulated NICs, in the build folder of this test. A short retry time, for the tests of dead
+// peers.
+#ifndef MK_SOFTNIC_LIBRARY
+#define MK_SOFTNIC_LIBRARY "libsoftnic.so"
+#endif
+#define MK_SOFTNIC(kind) "MK_VERBS_LIBRARY=" MK_SOFTNIC_LIBRARY " MK_SOFTNIC_KIND=" kind " MK_IB_TIMEOUT=18 "
 
 namespace mk::test {
 namespace {
@@ -32,8 +41,12 @@ Topology make_topology(int rank, const std::vector<int>& node_of_rank) {
 // Of a test whose ranks are processes.
 constexpr std::chrono::seconds kLongest{100};
 
-std::string report(int rank, const std::string& text) {
-  return text.empty() ? "" : "rank " + std::to_string(rank) + ": " + text;
+// With what the link had to say, which is often the reason.
+std::string report(Rank& rank, const std::string& text) {
+  if (text.empty()) return "";
+  const std::string failure = rank.failure();
+  const bool said = failure.empty() || text.find(failure) != std::string::npos;
+  return "rank " + std::to_string(rank.rank) + ": " + text + (said ? "" : "(" + failure + ") ");
 }
 
 std::string run_threads(const std::vector<int>& node_of_rank, const RankBody& body) {
@@ -44,7 +57,7 @@ std::string run_threads(const std::vector<int>& node_of_rank, const RankBody& bo
   for (int r = 0; r < nranks; ++r) {
     threads.emplace_back([&, r] {
       Rank rank(r, node_of_rank, exchange.of(r));
-      texts[static_cast<size_t>(r)] = report(r, body(rank));
+      texts[static_cast<size_t>(r)] = report(rank, body(rank));
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -60,7 +73,7 @@ std::string run_threads(const std::vector<int>& node_of_rank, const RankBody& bo
   {
     ProcessExchange exchange(exchange_fd, r, static_cast<int>(node_of_rank.size()));
     Rank rank(r, node_of_rank, exchange);
-    text = report(r, body(rank));
+    text = report(rank, body(rank));
   }
   send_all(report_fd, text.data(), text.size());
   _exit(text.empty() ? 0 : 1);
@@ -114,15 +127,44 @@ std::string run_processes(const std::vector<int>& node_of_rank, const RankBody& 
 
 std::vector<BackendCase> backend_cases() {
   static constexpr BackendCase kCases[] = {
-      {"loopback", "0"}, {"loopback", "1"}, {"loopback", "20240607"}, {"ofi", "0", false}};
+      {"loopback", "0"},
+      {"loopback", "1"},
+      {"loopback", "20240607"},
+      {"ofi", "0", false},
+      {"rc", "0", true, MK_SOFTNIC("ib") "MK_SOFTNIC_NICS=1"},
+      {"rc", "0", true, MK_SOFTNIC("roce") "MK_SOFTNIC_NICS=4 MK_SOFTNIC_SEED=5"},
+      {"rc", "0", true, MK_SOFTNIC("roce") "MK_SOFTNIC_NICS=2 MK_SOFTNIC_SEED=6 MK_IB_SIGNAL=completion"},
+      {"srd", "0", true, MK_SOFTNIC("efa") "MK_SOFTNIC_NICS=1"},
+      {"srd", "0", true, MK_SOFTNIC("efa") "MK_SOFTNIC_NICS=4 MK_SOFTNIC_SEED=7"},
+  };
+  const char* chosen = std::getenv("MK_TEST_BACKENDS");
   std::vector<BackendCase> cases;
   for (const BackendCase& candidate : kCases) {
+    const bool emulated = candidate.environment[0] != '\0';
+    if (chosen != nullptr ? std::strcmp(chosen, candidate.backend) != 0 : emulated) continue;
+    set_environment(candidate);
     for (const Backend& backend : backends()) {
       if (std::strcmp(backend.name, candidate.backend) == 0 && backend.available().ok())
         cases.push_back(candidate);
     }
   }
+  // Asked for by name it must not be left out in silence.
+  if (chosen != nullptr && cases.empty()) cases.push_back({chosen, "0"});
   return cases;
+}
+
+void set_environment(const BackendCase& backend) {
+  static std::set<std::string> set_before;
+  for (const std::string& name : set_before) unsetenv(name.c_str());
+  std::istringstream words(backend.environment);
+  for (std::string word; words >> word;) {
+    const size_t equals = word.find('=');
+    const std::string name = word.substr(0, equals);
+    setenv(name.c_str(), word.substr(equals + 1).c_str(), 1);
+    set_before.insert(name);
+  }
+  setenv("MK_LOOPBACK_SEED", backend.seed, 1);
+  setenv("MK_TEST_BACKEND", backend.backend, 1);
 }
 
 Rank::Rank(int r, const std::vector<int>& node_of_rank, Exchange& rank_exchange)
@@ -200,8 +242,7 @@ std::string Rank::failure() {
 
 std::string run_ranks(RankKind kind, const BackendCase& backend, const std::vector<int>& node_of_rank,
                       const RankBody& body) {
-  setenv("MK_LOOPBACK_SEED", backend.seed, 1);
-  setenv("MK_TEST_BACKEND", backend.backend, 1);
+  set_environment(backend);
   return kind == RankKind::threads ? run_threads(node_of_rank, body) : run_processes(node_of_rank, body);
 }
 

@@ -24,10 +24,14 @@ struct BackendCase {
   // The receiving rank checks and copies; otherwise the network writes, and a wrong put is an error of the
   // sender's alone.
   bool receiver_places = true;
+  const char* environment = "";  // more of it: NAME=value, separated by blanks
 };
 
 // The backends that must pass the suite. A new one adds its lines here; one that is not available is left out.
+// MK_TEST_BACKENDS names one backend to run over; without it, those that need no emulated device.
 std::vector<BackendCase> backend_cases();
+// Sets what the case says, and nothing of another one.
+void set_environment(const BackendCase& backend);
 
 enum class RankKind { threads, processes };
 

@@ -21,6 +21,8 @@ using verbs::QueueCard;
 using verbs::WorkRequest;
 
 constexpr uint32_t kQkey = 0x1b4d4b4c;
+// A receiver that is not ready is asked again for ever: not met in normal running.
+constexpr uint8_t kRnrRetry = 7;
 // Every write of a put carries an immediate here, and a put has at most 2^32 - 1 bytes.
 constexpr uint64_t kLeastWriteBytes = (uint64_t{1} << 32) / 64;
 
@@ -122,8 +124,12 @@ Status Srd::bring_up(const Queue& queue) {
   MK_RETURN_IF_ERROR(post_receives(mine, mine.receive_depth));
   attributes = {};
   attributes.qp_state = IBV_QPS_RTS;
-  if (const int error = nic.library.modify_qp(queue.qp, &attributes, IBV_QP_STATE | IBV_QP_SQ_PSN);
-      error != 0) {
+  int mask = IBV_QP_STATE | IBV_QP_SQ_PSN;
+  if ((nic.efa_attributes.device_caps & EFADV_DEVICE_ATTR_CAPS_RNR_RETRY) != 0) {
+    attributes.rnr_retry = kRnrRetry;
+    mask |= IBV_QP_RNR_RETRY;
+  }
+  if (const int error = nic.library.modify_qp(queue.qp, &attributes, mask); error != 0) {
     return system_error(nic, "bring a queue pair into RTS", error);
   }
   return {};

@@ -16,7 +16,7 @@ constexpr size_t kRequestBatch = 16;
 // Long runs of unsignaled requests would fill a send queue that nothing empties.
 constexpr uint32_t kMostUnsignaled = 16;
 constexpr int kCompletionBatch = 64;
-constexpr int kFarewellMs = 1000;
+constexpr int kFarewellMs = 300;
 constexpr uint32_t kPollsPerEventCheck = 1024;
 // A write of srd without bytes of a put carries these to the peer's mailbox: EFA wants a buffer.
 constexpr uint32_t kMailboxWriteBytes = 4;

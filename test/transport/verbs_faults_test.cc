@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: MIT
+// What goes wrong with rc and srd, and the sentence for it: over softnic, which fails as it is told to.
+#include <cstdlib>
+#include <cstring>
+
+#include "../support/catch.h"
+#include "harness.h"
+#include "transport/rc/rc.h"
+#include "transport/srd/srd.h"
+
+namespace mk::test {
+namespace {
+
+const std::vector<int> kTwoNodes{0, 1};
+
+struct Kind {
+  const char* backend;
+  const char* softnic;
+};
+constexpr Kind kKinds[] = {{"rc", "ib"}, {"rc", "roce"}, {"srd", "efa"}};
+
+// A case with more environment.
+class FaultCase {
+ public:
+  FaultCase(const Kind& kind, const std::string& more)
+      : text_(std::string("MK_VERBS_LIBRARY=" MK_SOFTNIC_LIBRARY " MK_IB_TIMEOUT=14 MK_SOFTNIC_KIND=") +
+              kind.softnic + " " + more),
+        case_{kind.backend, "0", true, text_.c_str()} {}
+  const BackendCase& get() const { return case_; }
+
+ private:
+  const std::string text_;
+  const BackendCase case_;
+};
+
+// Rank 0 puts until its link fails; the failure must name the peer and hold every one of `words`.
+std::string put_until_failure(Rank& rank, const std::vector<std::string>& words) {
+  MK_EXPECT_OK(rank.connect({}));
+  auto& memory = rank.make_memory(1 << 16);
+  MK_EXPECT_OK(rank.add_region(memory).status());
+  if (rank.rank == 0) {
+    while (rank.post(make_put(1, region_address(0, 0), region_address(0, 0), 1 << 16, 3))) {
+    }
+    MK_EXPECT(rank.abort.raised());
+    MK_EXPECT(rank.failed_peers() == std::vector<int>{1});
+    const std::string sentence = rank.failure();
+    for (const std::string& word : words) {
+      if (sentence.find(word) == std::string::npos) return "\"" + word + "\" is not in: " + sentence + "; ";
+    }
+    const mk_status_t code = rank.abort.reason().code();
+    MK_EXPECT(code == MK_ERROR_NETWORK || code == MK_ERROR_REMOTE);
+  }
+  MK_EXPECT(rank.barrier());
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("every error status of a completion ends the link, with peer, device, port and queue pair",
+          "[verbs]") {
+  // IBV_WC_LOC_LEN_ERR to IBV_WC_GENERAL_ERR, but for those of atomics and raw packets.
+  for (const int status : {1, 2, 4, 6, 8, 9, 10, 11, 12, 13, 20, 21}) {
+    for (const Kind& kind : kKinds) {
+      INFO(kind.backend << " on " << kind.softnic << ", status " << status);
+      const FaultCase fault(kind,
+                            "MK_SOFTNIC_SEED=3 MK_SOFTNIC_ADVERSITY=error=0.05:" + std::to_string(status));
+      CHECK(run_ranks(RankKind::threads, fault.get(), kTwoNodes, [&](Rank& rank) {
+              return put_until_failure(rank, {"rank 0: ", "link to rank 1", "softnic0 port 1", "QP ",
+                                              "status " + std::to_string(status)});
+            }) == "");
+    }
+  }
+}
+
+TEST_CASE("a queue pair or a device that fails by itself is named", "[verbs]") {
+  for (const char* hazard : {"qp_fatal", "device_fatal"}) {
+    for (const Kind& kind : kKinds) {
+      INFO(kind.backend << " on " << kind.softnic << ", " << hazard);
+      const FaultCase fault(kind, std::string("MK_SOFTNIC_SEED=9 MK_SOFTNIC_ADVERSITY=") + hazard + "=0.05");
+      CHECK(run_ranks(RankKind::threads, fault.get(), kTwoNodes, [&](Rank& rank) {
+              return put_until_failure(rank, {"rank 0: ", "link to rank 1", "softnic0 port 1"});
+            }) == "");
+    }
+  }
+}
+
+TEST_CASE("a peer that falls silent is an error within the retry time", "[verbs]") {
+  for (const Kind& kind : kKinds) {
+    INFO(kind.backend << " on " << kind.softnic);
+    const FaultCase fault(kind, "MK_SOFTNIC_SEED=9 MK_SOFTNIC_ADVERSITY=vanish=0.02");
+    const Deadline deadline = Deadline::after(std::chrono::seconds(15));
+    CHECK(run_ranks(RankKind::threads, fault.get(), kTwoNodes, [&](Rank& rank) {
+            return put_until_failure(rank, {"link to rank 1", "did not answer within the retry time"});
+          }) == "");
+    CHECK_FALSE(deadline.passed());
+  }
+}
+
+TEST_CASE("only active ports are used, and a rank without one says why", "[verbs]") {
+  for (const Kind& kind : kKinds) {
+    INFO(kind.backend << " on " << kind.softnic);
+    const FaultCase one_down(kind, "MK_SOFTNIC_NICS=2 MK_SOFTNIC_DOWN=0");
+    CHECK(run_ranks(RankKind::threads, one_down.get(), kTwoNodes, [&](Rank& rank) -> std::string {
+            MK_EXPECT_OK(rank.connect({}));
+            MK_EXPECT(rank.post(make_signal(1 - rank.rank, 1)));
+            MK_EXPECT(rank.wait([&] { return rank.endpoint->signal(1) == 1; }));
+            MK_EXPECT(rank.wait_complete());
+            MK_EXPECT(rank.barrier());
+            return rank.failure();
+          }) == "");
+    const FaultCase all_down(kind, "MK_SOFTNIC_NICS=2 MK_SOFTNIC_DOWN=0,1");
+    CHECK(run_ranks(RankKind::threads, all_down.get(), kTwoNodes, [&](Rank& rank) -> std::string {
+            const Status status = rank.connect({});
+            MK_EXPECT(status.code() == MK_ERROR_UNSUPPORTED);
+            const std::string& sentence = status.sentence();
+            MK_EXPECT(sentence.find("softnic0 port 1 is down") != std::string::npos);
+            MK_EXPECT(sentence.find("softnic1 port 1 is down") != std::string::npos);
+            return "";
+          }) == "");
+  }
+}
+
+TEST_CASE("a blocked path and a wrong GID end in words", "[verbs]") {
+  for (const Kind& kind : {kKinds[1], kKinds[2]}) {
+    INFO(kind.backend << " on " << kind.softnic);
+    const FaultCase wrong(kind, "MK_SOFTNIC_WRONG_GID=0");
+    CHECK(run_ranks(RankKind::threads, wrong.get(), kTwoNodes, [&](Rank& rank) {
+            return put_until_failure(rank, {"link to rank 1", "GID"});
+          }) == "");
+  }
+}
+
+TEST_CASE("devices, GIDs and settings that make no sense are refused on every rank", "[verbs]") {
+  struct Wrong {
+    const char* environment;
+    const char* sentence;
+  };
+  const Wrong wrongs[] = {
+      {"MK_IB_HCA=mlx5", "excluded by MK_IB_HCA"}, {"MK_IB_HCA=:", "MK_IB_HCA"},
+      {"MK_IB_GID_INDEX=700", "GID number 700"},   {"MK_IB_GID_INDEX=none", "MK_IB_GID_INDEX"},
+      {"MK_IB_SIGNAL=smoke", "MK_IB_SIGNAL"},      {"MK_IB_TIMEOUT=99", "MK_IB_TIMEOUT"}};
+  for (const Wrong& wrong : wrongs) {
+    for (const Kind& kind : kKinds) {
+      if (std::strcmp(kind.backend, "srd") == 0 && std::strstr(wrong.environment, "TIMEOUT") != nullptr)
+        continue;
+      INFO(kind.backend << " on " << kind.softnic << ", " << wrong.environment);
+      const FaultCase fault(kind, wrong.environment);
+      CHECK(run_ranks(RankKind::threads, fault.get(), kTwoNodes, [&](Rank& rank) -> std::string {
+              const Status status = rank.connect({});
+              MK_EXPECT(!status.ok());
+              if (status.sentence().find(wrong.sentence) == std::string::npos) return status.sentence();
+              return "";
+            }) == "");
+    }
+  }
+}
+
+TEST_CASE("each backend leaves the other's devices alone", "[verbs]") {
+  set_environment({"rc", "0", true, "MK_VERBS_LIBRARY=" MK_SOFTNIC_LIBRARY " MK_SOFTNIC_KIND=efa"});
+  CHECK(rc::available().code() == MK_ERROR_UNSUPPORTED);
+  CHECK(srd::available().ok());
+  set_environment({"rc", "0", true, "MK_VERBS_LIBRARY=" MK_SOFTNIC_LIBRARY " MK_SOFTNIC_KIND=roce"});
+  CHECK(rc::available().ok());
+  CHECK(srd::available().sentence().find("is not an EFA device") != std::string::npos);
+}
+
+}  // namespace mk::test
