@@ -207,8 +207,9 @@ int Node::receive(uint64_t wr_id) {
 std::optional<ibv_wc> Node::poll() {
   ibv_wc completion{};
   const int polled = ibv_poll_cq(cq, 1, &completion);
-  REQUIRE(polled >= 0);
+  // No check of Catch2's: ranks of a test may be threads.
   if (polled == 0) return std::nullopt;
+  if (polled < 0) completion.status = static_cast<ibv_wc_status>(-1);
   return completion;
 }
 
