@@ -13,7 +13,8 @@ usage: tools/quickstart.sh {perf|test|deps} [--no-install] [--build-dir DIR] [--
 
   --no-install  install nothing; stop with a sentence when something is missing
   --build-dir   where to build (default: build)
-  --ci          also install what .ci/run needs: clang 14, clang-format 14, iproute2, shellcheck
+  --ci          also install what .ci/run needs: clang 14, clang-format 14, iproute2, shellcheck, and QEMU with
+                the tools of RDMA for a virtual machine
   -D...         handed to meson, for example -Db_sanitize=thread; CXX and CC choose the compiler
 
 Installed are distribution packages, through apt-get, and meson in .venv of this checkout when there is no
@@ -29,7 +30,8 @@ fail() {
 
 packages=(build-essential ninja-build pkg-config git python3 python3-venv
           libsodium-dev libfabric-dev libibverbs-dev catch2 libcxxopts-dev)
-ci_packages=(clang-14 libclang-rt-14-dev clang-format-14 iproute2 shellcheck)
+ci_packages=(clang-14 libclang-rt-14-dev clang-format-14 iproute2 shellcheck
+             qemu-system-x86 busybox-static cpio ibverbs-utils ibverbs-providers perftest)
 
 action=${1:-}
 [ $# -eq 0 ] || shift

@@ -11,9 +11,9 @@
 #include <cstring>
 #include <random>
 
+#include "test/multi_rank/checked_rank.h"
 #include "test/multi_rank/fault_operators.h"
 #include "test/multi_rank/fault_pool.h"
-#include "test/multi_rank/process_job.h"
 #include "test/network_namespaces/namespace_hosts.h"
 
 using namespace mk::test;
@@ -35,52 +35,19 @@ void count(const std::string& what, const std::string& wrong) {
 // Ranks take the hosts in turns.
 int host_of(int rank, int num_hosts) { return rank % num_hosts; }
 
-// One rank: all operators, one after the other.
-Report run_operators(const RankProcess& self, int nranks, uint64_t launches, uint64_t seed) {
-  Report report;
-  mk_unique_id_t id;
-  if (!self.share_id(&id)) return report;
-  mk_comm_config_t config = MK_COMM_CONFIG_INIT;
-  config.device = MK_DEVICE_HOST;
-  config.host_threads = 1;
-  mk_comm_t comm = nullptr;
-  report.status = mk_comm_init(&comm, &id, nranks, self.rank(), &config);
-  std::string wrong;
-  std::mt19937_64 random(seed);
-  for (uint64_t n = 0; n < launches && report.status == MK_SUCCESS && wrong.empty(); ++n) {
-    const auto& row = fault_operators()[n % fault_operators().size()];
-    const auto call = row.make(nranks, self.rank(), random());
-    report.status = call->launch(comm);
-    const mk_status_t ended = mk_comm_synchronize(comm, nullptr);
-    if (report.status == MK_SUCCESS) report.status = ended;
-    if (report.status == MK_SUCCESS) wrong = call->wrong();
-    if (!wrong.empty()) wrong = std::string(row.name) + ": " + wrong;
-  }
-  report.was_wrong = !wrong.empty();
-  std::snprintf(report.sentence, sizeof report.sentence, "%s",
-                wrong.empty() ? mk_get_last_error(comm) : wrong.c_str());
-  if (report.status == MK_SUCCESS) report.status = mk_comm_finalize(comm);
-  if (comm != nullptr) report.destroyed = mk_comm_destroy(comm);
-  return report;
-}
-
 // Ranks on `num_hosts` of the hosts; `meanwhile` runs once they are on their way.
 std::string run_exact(const NamespaceHosts& hosts, int nranks, int num_hosts, uint64_t launches, uint64_t seed,
                       const std::function<void()>& meanwhile) {
+  mk_comm_config_t config = MK_COMM_CONFIG_INIT;
+  config.device = MK_DEVICE_HOST;
+  config.host_threads = 1;
   ProcessJob job(nranks, kJobLimitS, [&](RankProcess& self) {
     hosts.enter(host_of(self.rank(), num_hosts));
-    self.tell(run_operators(self, nranks, launches, seed));
+    self.tell(run_checked_rank(self, nranks, config, fault_operators(), launches, seed));
   });
   if (!job.started(nranks) || !job.pass_id_on()) return "the ranks did not start";
   meanwhile();
-  std::string wrong;
-  for (int rank = 0; rank < nranks; ++rank) {
-    const auto report = job.receive(rank, static_cast<int>(kJobLimitS * 1000));
-    if (report && report->status == MK_SUCCESS && !report->was_wrong && report->destroyed == MK_SUCCESS)
-      continue;
-    wrong += "rank " + std::to_string(rank) + " " + (report ? report->text() : "ended or hangs") + "; ";
-  }
-  return wrong;
+  return join_checked_ranks(job, nranks, static_cast<int>(kJobLimitS * 1000));
 }
 
 void test_exact(const NamespaceHosts& hosts, uint64_t launches, uint64_t seed) {
