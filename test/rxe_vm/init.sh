@@ -1,6 +1,6 @@
 #!/bin/busybox sh
-# shellcheck shell=dash
 # SPDX-License-Identifier: MIT
+# shellcheck shell=dash
 # The first and only process of the virtual machine: run.sh makes it /init and reads the lines with "MK: ".
 export PATH=/bin:/sbin
 
