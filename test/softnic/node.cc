@@ -38,7 +38,7 @@ Environment::~Environment() {
   for (const char* name : kVariables) unsetenv(name);
 }
 
-Node::Node(NodeOptions wanted) : options(wanted), memory(wanted.bytes) {
+Node::Node(NodeOptions wanted) : options(wanted), memory(wanted.external != nullptr ? 0 : wanted.bytes) {
   int count = 0;
   devices = ibv_get_device_list(&count);
   REQUIRE(devices != nullptr);
@@ -52,7 +52,7 @@ Node::Node(NodeOptions wanted) : options(wanted), memory(wanted.bytes) {
   cq = ibv_create_cq(context, options.completions, this, channel, 0);
   REQUIRE(cq != nullptr);
   const int access = is_efa() ? options.access & ~IBV_ACCESS_REMOTE_ATOMIC : options.access;
-  mr = ibv_reg_mr(pd, memory.data(), memory.size(), access);
+  mr = ibv_reg_mr(pd, base(), options.bytes, access);
   REQUIRE(mr != nullptr);
   ibv_qp_init_attr_ex attributes{};
   attributes.send_cq = attributes.recv_cq = cq;
@@ -100,7 +100,7 @@ Contact Node::contact() const {
   contact.lid = port.lid;
   contact.qp_number = qp->qp_num;
   contact.psn = options.psn;
-  contact.address = reinterpret_cast<uint64_t>(memory.data());
+  contact.address = reinterpret_cast<uint64_t>(options.external != nullptr ? options.external : memory.data());
   contact.rkey = mr == nullptr ? 0 : mr->rkey;
   return contact;
 }
@@ -167,7 +167,7 @@ ibv_ah* Node::handle_for(const Contact& peer) {
 
 int Node::write(const Contact& peer, uint64_t offset, uint32_t bytes, uint64_t wr_id,
                 std::optional<uint32_t> immediate, bool signaled) {
-  const uint64_t source = reinterpret_cast<uint64_t>(memory.data()) + offset;
+  const uint64_t source = reinterpret_cast<uint64_t>(base()) + offset;
   if (is_efa()) {
     ibv_qp_ex* const ex = ibv_qp_to_qp_ex(qp);
     ibv_ah* const handle = handle_for(peer);

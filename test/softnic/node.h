@@ -51,6 +51,7 @@ struct NodeOptions {
   uint8_t rnr_retry = 7;
   uint8_t min_rnr_timer = 1;
   uint32_t psn = 77;
+  std::byte* external = nullptr;  // `bytes` of memory to register in place of the node's own
 };
 
 class Node {
@@ -81,6 +82,7 @@ class Node {
   std::optional<ibv_async_event> event(int milliseconds);
 
   void destroy_qp();
+  std::byte* base() { return options.external != nullptr ? options.external : memory.data(); }
 
   NodeOptions options;
   ibv_device** devices = nullptr;

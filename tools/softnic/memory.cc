@@ -9,7 +9,6 @@
 #include <cstring>
 
 namespace softnic {
-namespace {
 
 int fetch_segment(const Link& link, uint64_t address, std::byte* target, size_t bytes) {
   void* const source = reinterpret_cast<void*>(address);
@@ -28,8 +27,6 @@ int fetch_segment(const Link& link, uint64_t address, std::byte* target, size_t 
   }
   return 0;
 }
-
-}  // namespace
 
 int fetch(const Link& link, const Packet& request, uint64_t offset, std::byte* target, size_t bytes) {
   if (request.is_inline != 0) {

@@ -14,6 +14,9 @@ namespace softnic {
 // sender's process is gone, EPERM when the kernel forbids to read its memory.
 int fetch(const Link& link, const Packet& request, uint64_t offset, std::byte* target, size_t bytes);
 
+// The same for a piece of the sender's memory.
+int fetch_segment(const Link& link, uint64_t address, std::byte* target, size_t bytes);
+
 // Lets processes of the same user read this one's memory, where the kernel asks for that (Yama).
 void permit_fetching();
 

@@ -79,6 +79,7 @@ MemoryRegion* Nic::add_memory(ibv_pd* pd, void* address, size_t bytes, uint64_t 
   region->length = bytes;
   region->iova = iova;
   region->access = access;
+  region->device = cuda_device_of(reinterpret_cast<uint64_t>(address));
   ControlLock lock(*this);
   // Keys are not used again, so that a stale one is found out.
   region->handle = next_key_;
@@ -94,10 +95,15 @@ int Nic::remove_memory(MemoryRegion* region) {
   const auto found = memory_.find(region->rkey);
   if (found == memory_.end() || found->second.get() != region) return EINVAL;
   // From here on it is found by nobody; a copy under way ends first.
-  const std::unique_ptr<MemoryRegion> owned = std::move(found->second);
+  std::unique_ptr<MemoryRegion> owned = std::move(found->second);
   memory_.erase(found);
-  const auto unused = [&] { return copying_memory_ != region; };
-  return changed_.wait_for(lock.get(), kQuiesceLimit, unused) ? 0 : EBUSY;
+  if (region->device >= 0) forgotten_.push_back(region->rkey);
+  inbox_->wake();
+  const auto unused = [&] { return copying_memory_ != region && region->copies == 0; };
+  if (changed_.wait_for(lock.get(), kQuiesceLimit, unused)) return 0;
+  // Somebody still has it in hand: better lost than freed under him.
+  static_cast<void>(owned.release());
+  return EBUSY;
 }
 
 QueuePair* Nic::add_queue_pair(ibv_pd* pd, const ibv_qp_init_attr_ex& attributes, bool is_srd) {
@@ -198,8 +204,9 @@ int Nic::quiesce(QueuePair* qp, Lock& lock) {
     quiescing_.push_back(qp);
   }
   inbox_->wake();
-  const bool quiet = changed_.wait_for(lock, kQuiesceLimit,
-                                       [&] { return !qp->quiescing && qp->fences == 0 && copying_qp_ != qp; });
+  const bool quiet = changed_.wait_for(lock, kQuiesceLimit, [&] {
+    return !qp->quiescing && qp->fences == 0 && copying_qp_ != qp && !is_copying(qp);
+  });
   return quiet ? 0 : EBUSY;
 }
 

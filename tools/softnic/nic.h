@@ -20,6 +20,7 @@
 
 #include "address.h"
 #include "configuration.h"
+#include "cuda.h"
 #include "queue_pair.h"
 #include "wire.h"
 
@@ -40,6 +41,9 @@ struct Context : verbs_context {
 struct MemoryRegion : ibv_mr {
   uint64_t iova = 0;
   unsigned access = 0;
+  int device = -1;  // GPU; -1: host memory
+  int copies = 0;   // on a GPU, under way
+  std::unique_ptr<CudaExports> exports;
 };
 
 struct AddressHandle : ibv_ah {
@@ -151,6 +155,18 @@ class Nic {
   void drop_arrivals(QueuePair* qp, const Link* link, uint32_t source_qp);
   Subject subject_of(const Packet& packet) const;
 
+  // gpu.cc
+  void export_memory(const std::shared_ptr<Link>& link, const WorkRequest& request);
+  void on_export(const std::shared_ptr<Link>& link, const Packet& packet);
+  bool forget_exports();
+  void place_on_gpu(const std::shared_ptr<Arrival>& arrival, MemoryRegion& region);
+  bool copy_segments(Arrival& arrival, uint64_t target);
+  uint64_t map_source(Arrival& arrival, const Segment& segment);
+  bool poll_copies();
+  bool is_copying(const QueuePair* qp) const;
+  void settle_copies();
+  void copy_small(const MemoryRegion* region, void* target, const void* source, size_t bytes);
+
   Context& context_;
   const std::shared_ptr<const Configuration> configuration_;
   const int index_;
@@ -192,6 +208,9 @@ class Nic {
   std::vector<std::pair<std::shared_ptr<Link>, uint32_t>> fences_;  // sent, not replied to: QP numbers
   std::multimap<uint64_t, std::pair<std::shared_ptr<Link>, Packet>> held_;
   std::deque<std::shared_ptr<Arrival>> unplaced_;
+  std::vector<std::shared_ptr<Arrival>> copying_;  // on GPUs
+  std::vector<uint32_t> forgotten_;                // regions that were exported and are no more
+  CudaCopier copier_;
   std::vector<QueuePair*> delivering_;  // QPs with arrivals
   uint64_t egress_free_ns_ = 0;
   uint64_t ingress_free_ns_ = 0;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Protection domains, memory, completion queues, queue pairs, address handles.
+#include <fcntl.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -131,8 +132,14 @@ SOFTNIC_EXPORT ibv_mr* ibv_reg_mr_iova(ibv_pd* pd, void* address, size_t bytes, 
   return ibv_reg_mr_iova2(pd, address, bytes, iova, static_cast<unsigned>(access));
 }
 
-SOFTNIC_EXPORT ibv_mr* ibv_reg_dmabuf_mr(ibv_pd*, uint64_t, size_t, uint64_t, int, int) {
-  return fail<ibv_mr>(EOPNOTSUPP);
+// A descriptor does not tell where its memory is: `iova` has to be the address that the GPU has it at, which is
+// what callers choose anyway.
+SOFTNIC_EXPORT ibv_mr* ibv_reg_dmabuf_mr(ibv_pd* pd, uint64_t, size_t bytes, uint64_t iova, int fd,
+                                         int access) {
+  if (!softnic::cuda_is_loaded()) return fail<ibv_mr>(EOPNOTSUPP);
+  if (fcntl(fd, F_GETFD) < 0) return fail<ibv_mr>(EBADF);
+  if (softnic::cuda_device_of(iova) < 0) return fail<ibv_mr>(EINVAL);
+  return ibv_reg_mr_iova2(pd, reinterpret_cast<void*>(iova), bytes, iova, static_cast<unsigned>(access));
 }
 
 SOFTNIC_EXPORT int ibv_dereg_mr(ibv_mr* region) {

@@ -10,14 +10,16 @@
 namespace softnic {
 
 enum class PacketKind : uint8_t {
-  hello = 1,    // first on a socket: who connects
-  request,      // a work request
-  acknowledge,  // it is done; a read's bytes are in the payload
-  not_ready,    // RNR: no receive request; `bytes` is the receiver's RNR timer
-  refuse,       // it failed with `status`
-  unanswered,   // nobody there who would answer: the sender goes on as though it had been lost
-  fence,        // forget what is not done of my QP's requests, and say so
-  fence_reply,  // from now on none of your memory is read for that QP
+  hello = 1,      // first on a socket: who connects
+  request,        // a work request
+  acknowledge,    // it is done; a read's bytes are in the payload
+  not_ready,      // RNR: no receive request; `bytes` is the receiver's RNR timer
+  refuse,         // it failed with `status`
+  unanswered,     // nobody there who would answer: the sender goes on as though it had been lost
+  fence,          // forget what is not done of my QP's requests, and say so
+  fence_reply,    // from now on none of your memory is read for that QP
+  export_memory,  // how to map GPU memory of region `rkey`: a CudaExport in the payload
+  forget_memory,  // that region is no more
 };
 
 struct Segment {
@@ -57,7 +59,7 @@ struct Packet {
   uint32_t bytes = 0;
   uint32_t qkey = 0;
   uint32_t num_segments = 0;
-  uint32_t reserved = 0;
+  uint32_t gpu_segments = 0;  // bit i: segment i is GPU memory
   uint64_t sequence = 0;
   uint64_t remote_address = 0;
   uint64_t arrival_ns = 0;  // CLOCK_MONOTONIC, which all processes of the host share

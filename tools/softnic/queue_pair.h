@@ -21,6 +21,7 @@
 namespace softnic {
 
 class Nic;
+struct MemoryRegion;
 
 struct WorkRequest {
   uint64_t wr_id = 0;
@@ -64,6 +65,11 @@ struct Arrival {
   std::vector<uint64_t> pieces;  // offset of each, in the order of placement; empty: front to back
   uint32_t piece_bytes = 0;
   uint64_t random = 0;
+  // GPU memory: the copies are under way until the mark has passed.
+  void* mark = nullptr;
+  int device = -1;
+  MemoryRegion* region = nullptr;
+  std::vector<std::vector<std::byte>> staged;  // host memory of other processes, on its way to a GPU
 
   uint32_t num_pieces() const;
 };

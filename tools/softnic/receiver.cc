@@ -206,9 +206,13 @@ void Nic::place_piece(const std::shared_ptr<Arrival>& arrival, Lock& lock) {
                                                   : arrival->pieces[arrival->placed];
   const uint32_t bytes = piece_length(*arrival, offset);
   QueuePair* const qp = find(arrival->packet.target_qp);
-  const MemoryRegion* const region = find_memory(arrival->packet.rkey);
+  MemoryRegion* const region = find_memory(arrival->packet.rkey);
   if (region == nullptr || qp == nullptr) {
     arrival->refusal = IBV_WC_REM_ACCESS_ERR;
+    return;
+  }
+  if (region->device >= 0 || arrival->packet.gpu_segments != 0) {
+    place_on_gpu(arrival, *region);
     return;
   }
   std::byte* const target =
@@ -255,7 +259,8 @@ bool Nic::deliver_from(QueuePair* qp) {
   std::rotate(round.begin(), round.begin() + static_cast<std::ptrdiff_t>(start), round.end());
   for (const std::shared_ptr<Arrival>& arrival : round) {
     const bool write = arrival->packet.opcode != IBV_WR_RDMA_READ;
-    bool ready = arrival->refusal != 0 || !write || arrival->placed == arrival->num_pieces();
+    bool ready = arrival->mark == nullptr &&
+                 (arrival->refusal != 0 || !write || arrival->placed == arrival->num_pieces());
     if (arrival->deliver_ns != 0 && ready && arrival->deliver_ns > now_ns()) {
       ready = false;
       wake_by(arrival->deliver_ns);
@@ -323,9 +328,9 @@ void Nic::reply(const Arrival& arrival, PacketKind kind) {
   packet.bytes = region == nullptr ? 0 : request.bytes;
   packet.arrival_ns = latency_ns_ == 0 ? 0 : now_ns() + latency_ns_;
   if (packet.bytes > 0) {
-    std::memcpy(packet.payload.inline_data,
-                static_cast<const std::byte*>(region->addr) + (request.remote_address - region->iova),
-                packet.bytes);
+    copy_small(region, packet.payload.inline_data,
+               static_cast<const std::byte*>(region->addr) + (request.remote_address - region->iova),
+               packet.bytes);
   }
   packet.size = kPacketHead + payload_bytes(packet);
   wire_->send(arrival.link, packet);
@@ -347,13 +352,15 @@ void Nic::drop_arrivals(QueuePair* qp, const Link* link, uint32_t source_qp) {
   std::vector<std::shared_ptr<Arrival>> dropped;
   bool broken = false;  // RC: nothing is delivered past a gap
   for (const std::shared_ptr<Arrival>& arrival : qp->arrivals) {
-    const bool placed = arrival->placed == arrival->num_pieces();
+    const bool placed = arrival->placed == arrival->num_pieces() && arrival->mark == nullptr;
     const bool cut_off = link != nullptr && source_qp == 0 && !placed && arrival->link.get() == link;
     const bool fenced = link != nullptr && source_qp != 0 && arrival->link.get() == link &&
                         arrival->packet.source_qp == source_qp;
     broken = broken || (cut_off && !qp->is_srd);
     if (link == nullptr || cut_off || fenced || broken) dropped.push_back(arrival);
   }
+  const auto copying = [](const std::shared_ptr<Arrival>& arrival) { return arrival->mark != nullptr; };
+  if (std::any_of(dropped.begin(), dropped.end(), copying)) settle_copies();
   for (auto last = dropped.rbegin(); last != dropped.rend(); ++last) {
     (*last)->dropped = true;
     std::erase(qp->arrivals, *last);

@@ -98,6 +98,7 @@ bool Nic::send_request(QueuePair* qp, WorkRequest& request) {
   request.link = reachable ? wire_->open(remote.endpoint) : nullptr;
   request.attempt = qp->is_srd ? request.attempt : qp->attempt;
   request.stage = WorkRequest::Stage::sent;
+  if (request.link != nullptr) export_memory(request.link, request);
   if (request.link == nullptr || !wire_->send(request.link, make_request(*qp, request))) {
     unanswered(qp, request);
   }
@@ -179,6 +180,7 @@ Packet Nic::make_request(const QueuePair& qp, const WorkRequest& request) {
       const MemoryRegion* const region = segment.bytes > 0 ? find_memory(segment.key) : nullptr;
       if (region == nullptr) continue;
       segment.address += reinterpret_cast<uint64_t>(region->addr) - region->iova;
+      if (region->device >= 0) packet.gpu_segments |= 1u << index;
     }
   }
   packet.size = kPacketHead + payload_bytes(packet);
@@ -305,8 +307,8 @@ void Nic::scatter(const WorkRequest& request, const Packet& packet) {
     const Segment& segment = request.payload.segments[index];
     const MemoryRegion* const region = find_memory(segment.key);
     if (region == nullptr || offset + segment.bytes > packet.bytes) return;
-    std::memcpy(static_cast<std::byte*>(region->addr) + (segment.address - region->iova),
-                packet.payload.inline_data + offset, segment.bytes);
+    copy_small(region, static_cast<std::byte*>(region->addr) + (segment.address - region->iova),
+               packet.payload.inline_data + offset, segment.bytes);
     offset += segment.bytes;
   }
 }

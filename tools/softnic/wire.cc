@@ -146,6 +146,11 @@ bool Wire::send(const std::shared_ptr<Link>& link, const Packet& packet) {
   return true;
 }
 
+void Wire::broadcast(const Packet& packet) {
+  for (const auto& entry : in_process_) send(entry.second, packet);
+  for (const auto& entry : by_peer_) send(entry.second, packet);
+}
+
 void Wire::flush(Link& link) {
   const bool waited = !link.out.empty();
   const ssize_t sent = ::send(link.fd, link.out.data(), link.out.size(), MSG_NOSIGNAL | MSG_DONTWAIT);

@@ -10,9 +10,11 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
+#include "cuda.h"
 #include "inbox.h"
 #include "packet.h"
 
@@ -26,6 +28,8 @@ struct Link {
   int fd = -1;
   pid_t pid = 0;  // of the peer's process, as the kernel says
   bool dead = false;
+  std::set<uint32_t> exported;                               // regions of ours that the peer can map
+  std::map<uint32_t, std::shared_ptr<CudaImports>> imports;  // regions of the peer's that we have mapped
   std::vector<std::byte> in;
   std::vector<std::byte> out;
 };
@@ -47,6 +51,7 @@ class Wire {
   std::shared_ptr<Link> open(uint16_t peer);
   // False when the link is dead.
   bool send(const std::shared_ptr<Link>& link, const Packet& packet);
+  void broadcast(const Packet& packet);
   // Hands over what has come in; `lost` is called once for each link that broke.
   bool receive(const Handler& handler, const std::function<void(const std::shared_ptr<Link>&)>& lost);
 

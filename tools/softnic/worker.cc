@@ -32,13 +32,16 @@ void Nic::run() {
     busy = handle_quiescing() || busy;
     busy = transmit() || busy;
     busy = place(lock) || busy;
+    busy = poll_copies() || busy;
+    busy = forget_exports() || busy;
     busy = deliver() || busy;
     const uint64_t wake = wake_ns_;
+    const bool copying = !copying_.empty();
     lock.unlock();
     const uint64_t now = now_ns();
     if (busy) {
       last_busy = now;
-      if (control_waiting_.load() > 0) sched_yield();
+      if (control_waiting_.load() > 0 || copying) sched_yield();
     } else if (now - last_busy < busy_ns) {
       sched_yield();
     } else if (wake > now) {
@@ -90,6 +93,13 @@ void Nic::on_packet(const std::shared_ptr<Link>& link, const Packet& packet) {
       return;
     case PacketKind::fence:
       on_fence(link, packet);
+      return;
+    case PacketKind::export_memory:
+      on_export(link, packet);
+      return;
+    case PacketKind::forget_memory:
+      settle_copies();
+      link->imports.erase(packet.rkey);
       return;
     case PacketKind::fence_reply: {
       const auto fence = std::find(fences_.begin(), fences_.end(), std::pair(link, packet.target_qp));

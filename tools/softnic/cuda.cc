@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: MIT
+#include "cuda.h"
+
+#include <dlfcn.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <mutex>
+
+namespace softnic {
+
+// Types and numbers are those of the driver's stable interface (cuda.h), which is not needed to build this.
+namespace {
+
+using Result = int;
+using Pointer = uint64_t;
+using Handle = uint64_t;
+
+constexpr Result kSuccess = 0;
+constexpr Result kNotReady = 600;
+constexpr int kAttributeMemoryType = 2;
+constexpr int kAttributeDevice = 9;
+constexpr unsigned kMemoryTypeDevice = 2;
+constexpr int kHandleTypeDescriptor = 1;
+constexpr int kLocationDevice = 1;
+constexpr int kAccessReadWrite = 3;
+constexpr unsigned kStreamNonBlocking = 1;
+constexpr unsigned kEventWithoutTiming = 2;
+constexpr unsigned kIpcEnablePeerAccess = 1;
+
+struct IpcHandle {
+  char reserved[64];
+};
+
+struct AccessDescription {
+  int location_type;
+  int location_id;
+  int flags;
+};
+
+}  // namespace
+
+struct CudaDriver {
+  Result (*cuPointerGetAttribute)(void*, int, Pointer);
+  Result (*cuDeviceGetCount)(int*);
+  Result (*cuDevicePrimaryCtxRetain)(void**, int);
+  Result (*cuDevicePrimaryCtxRelease_v2)(int);
+  Result (*cuCtxSetCurrent)(void*);
+  Result (*cuCtxEnablePeerAccess)(void*, unsigned);
+  Result (*cuStreamCreate)(void**, unsigned);
+  Result (*cuStreamDestroy_v2)(void*);
+  Result (*cuStreamSynchronize)(void*);
+  Result (*cuMemcpyAsync)(Pointer, Pointer, size_t, void*);
+  Result (*cuEventCreate)(void**, unsigned);
+  Result (*cuEventRecord)(void*, void*);
+  Result (*cuEventQuery)(void*);
+  Result (*cuEventDestroy_v2)(void*);
+  Result (*cuMemGetAddressRange_v2)(Pointer*, size_t*, Pointer);
+  Result (*cuMemRetainAllocationHandle)(Handle*, void*);
+  Result (*cuMemExportToShareableHandle)(void*, Handle, int, unsigned long long);
+  Result (*cuMemImportFromShareableHandle)(Handle*, void*, int);
+  Result (*cuMemRelease)(Handle);
+  Result (*cuMemAddressReserve)(Pointer*, size_t, size_t, Pointer, unsigned long long);
+  Result (*cuMemAddressFree)(Pointer, size_t);
+  Result (*cuMemMap)(Pointer, size_t, size_t, Handle, unsigned long long);
+  Result (*cuMemUnmap)(Pointer, size_t);
+  Result (*cuMemSetAccess)(Pointer, size_t, const AccessDescription*, size_t);
+  Result (*cuIpcGetMemHandle)(IpcHandle*, Pointer);
+  Result (*cuIpcOpenMemHandle_v2)(Pointer*, IpcHandle, unsigned);
+  Result (*cuIpcCloseMemHandle)(Pointer);
+};
+
+namespace {
+
+template <class F>
+bool resolve(void* library, const char* name, F& function) {
+  function = reinterpret_cast<F>(dlsym(library, name));
+  return function != nullptr;
+}
+
+#define SOFTNIC_RESOLVE(name) resolve(library, #name, driver->name)
+
+const CudaDriver* load() {
+  void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+  if (library == nullptr) return nullptr;
+  auto driver = std::make_unique<CudaDriver>();
+  const bool complete =
+      SOFTNIC_RESOLVE(cuPointerGetAttribute) && SOFTNIC_RESOLVE(cuDeviceGetCount) &&
+      SOFTNIC_RESOLVE(cuDevicePrimaryCtxRetain) && SOFTNIC_RESOLVE(cuDevicePrimaryCtxRelease_v2) &&
+      SOFTNIC_RESOLVE(cuCtxSetCurrent) && SOFTNIC_RESOLVE(cuCtxEnablePeerAccess) &&
+      SOFTNIC_RESOLVE(cuStreamCreate) && SOFTNIC_RESOLVE(cuStreamDestroy_v2) &&
+      SOFTNIC_RESOLVE(cuStreamSynchronize) && SOFTNIC_RESOLVE(cuMemcpyAsync) &&
+      SOFTNIC_RESOLVE(cuEventCreate) && SOFTNIC_RESOLVE(cuEventRecord) && SOFTNIC_RESOLVE(cuEventQuery) &&
+      SOFTNIC_RESOLVE(cuEventDestroy_v2) && SOFTNIC_RESOLVE(cuMemGetAddressRange_v2) &&
+      SOFTNIC_RESOLVE(cuMemRetainAllocationHandle) && SOFTNIC_RESOLVE(cuMemExportToShareableHandle) &&
+      SOFTNIC_RESOLVE(cuMemImportFromShareableHandle) && SOFTNIC_RESOLVE(cuMemRelease) &&
+      SOFTNIC_RESOLVE(cuMemAddressReserve) && SOFTNIC_RESOLVE(cuMemAddressFree) && SOFTNIC_RESOLVE(cuMemMap) &&
+      SOFTNIC_RESOLVE(cuMemUnmap) && SOFTNIC_RESOLVE(cuMemSetAccess) && SOFTNIC_RESOLVE(cuIpcGetMemHandle) &&
+      SOFTNIC_RESOLVE(cuIpcOpenMemHandle_v2) && SOFTNIC_RESOLVE(cuIpcCloseMemHandle);
+  return complete ? driver.release() : nullptr;
+}
+
+#undef SOFTNIC_RESOLVE
+
+// Null until the process has loaded the driver. Kept for the life of the process once it is there.
+const CudaDriver* cuda() {
+  static std::mutex mutex;
+  static const CudaDriver* driver = nullptr;
+  const std::lock_guard lock(mutex);
+  if (driver == nullptr) driver = load();
+  return driver;
+}
+
+// A descriptor of another process, as one of this one; -1 when the kernel refuses.
+int take_descriptor(pid_t process, int fd) {
+  const int handle = static_cast<int>(syscall(SYS_pidfd_open, process, 0));
+  if (handle < 0) return -1;
+  const int taken = static_cast<int>(syscall(SYS_pidfd_getfd, handle, fd, 0));
+  close(handle);
+  return taken;
+}
+
+// Maps an allocation for all devices of this process; 0 when the driver refuses.
+Pointer map_allocation(const CudaDriver& driver, Handle handle, uint64_t bytes) {
+  Pointer address = 0;
+  int devices = 0;
+  if (driver.cuMemAddressReserve(&address, bytes, 0, 0, 0) != kSuccess) return 0;
+  if (driver.cuMemMap(address, bytes, 0, handle, 0) != kSuccess) {
+    driver.cuMemAddressFree(address, bytes);
+    return 0;
+  }
+  driver.cuDeviceGetCount(&devices);
+  bool reachable = false;
+  for (int device = 0; device < devices; ++device) {
+    // Not every device need reach every other one.
+    const AccessDescription access{kLocationDevice, device, kAccessReadWrite};
+    reachable = driver.cuMemSetAccess(address, bytes, &access, 1) == kSuccess || reachable;
+  }
+  if (reachable) return address;
+  driver.cuMemUnmap(address, bytes);
+  driver.cuMemAddressFree(address, bytes);
+  return 0;
+}
+
+Pointer import_descriptor(const CudaDriver& driver, const CudaExport& exported, pid_t process) {
+  Handle handle = 0;
+  if (process == 0) {
+    if (driver.cuMemRetainAllocationHandle(&handle, reinterpret_cast<void*>(exported.base)) != kSuccess)
+      return 0;
+  } else {
+    const int fd = take_descriptor(process, exported.fd);
+    if (fd < 0) return 0;
+    const Result result = driver.cuMemImportFromShareableHandle(
+        &handle, reinterpret_cast<void*>(static_cast<intptr_t>(fd)), kHandleTypeDescriptor);
+    close(fd);
+    if (result != kSuccess) return 0;
+  }
+  const Pointer address = map_allocation(driver, handle, exported.bytes);
+  driver.cuMemRelease(handle);
+  return address;
+}
+
+}  // namespace
+
+bool cuda_is_loaded() { return cuda() != nullptr; }
+
+int cuda_device_of(uint64_t address) {
+  const CudaDriver* const driver = cuda();
+  unsigned type = 0;
+  int device = -1;
+  if (driver == nullptr || driver->cuPointerGetAttribute(&type, kAttributeMemoryType, address) != kSuccess ||
+      type != kMemoryTypeDevice ||
+      driver->cuPointerGetAttribute(&device, kAttributeDevice, address) != kSuccess) {
+    return -1;
+  }
+  return device;
+}
+
+CudaExports::CudaExports(uint64_t address, uint64_t bytes, bool share) {
+  const CudaDriver* const driver = cuda();
+  const uint64_t end = address + bytes;
+  while (driver != nullptr && address < end) {
+    CudaExport exported;
+    Pointer base = 0;
+    size_t length = 0;
+    if (driver->cuMemGetAddressRange_v2(&base, &length, address) != kSuccess || length == 0) return;
+    exported.base = base;
+    exported.bytes = length;
+    Handle handle = 0;
+    if (driver->cuMemRetainAllocationHandle(&handle, reinterpret_cast<void*>(base)) == kSuccess) {
+      exported.kind = CudaExport::Kind::descriptor;
+      int fd = -1;
+      if (share && driver->cuMemExportToShareableHandle(&fd, handle, kHandleTypeDescriptor, 0) == kSuccess) {
+        exported.fd = fd;
+      }
+      driver->cuMemRelease(handle);
+    } else {
+      exported.kind = CudaExport::Kind::ipc;
+      IpcHandle ipc{};
+      if (share && driver->cuIpcGetMemHandle(&ipc, base) != kSuccess) return;
+      std::memcpy(exported.handle, &ipc, sizeof(ipc));
+    }
+    list_.push_back(exported);
+    address = base + length;
+  }
+}
+
+CudaExports::~CudaExports() {
+  for (const CudaExport& exported : list_) {
+    if (exported.fd >= 0) close(exported.fd);
+  }
+}
+
+CudaImports::~CudaImports() {
+  const CudaDriver* const driver = cuda();
+  for (const Mapping& mapping : mappings_) {
+    if (mapping.exported.kind == CudaExport::Kind::ipc) {
+      driver->cuIpcCloseMemHandle(mapping.address);
+    } else {
+      driver->cuMemUnmap(mapping.address, mapping.exported.bytes);
+      driver->cuMemAddressFree(mapping.address, mapping.exported.bytes);
+    }
+  }
+}
+
+bool CudaImports::add(const CudaExport& exported, pid_t process) {
+  const CudaDriver* const driver = cuda();
+  if (driver == nullptr || exported.bytes == 0) return false;
+  Pointer address = 0;
+  if (exported.kind == CudaExport::Kind::descriptor) {
+    address = import_descriptor(*driver, exported, process);
+  } else if (process != 0) {
+    IpcHandle handle;
+    std::memcpy(&handle, exported.handle, sizeof(handle));
+    if (driver->cuIpcOpenMemHandle_v2(&address, handle, kIpcEnablePeerAccess) != kSuccess) address = 0;
+  }
+  if (address != 0) mappings_.push_back({exported, address});
+  return address != 0;
+}
+
+std::pair<uint64_t, uint64_t> CudaImports::translate(uint64_t address) const {
+  for (const Mapping& mapping : mappings_) {
+    const uint64_t offset = address - mapping.exported.base;
+    if (address >= mapping.exported.base && offset < mapping.exported.bytes) {
+      return {mapping.address + offset, mapping.exported.bytes - offset};
+    }
+  }
+  return {0, 0};
+}
+
+CudaCopier::~CudaCopier() {
+  const CudaDriver* const driver = cuda();
+  for (auto& [device, stream] : streams_) {
+    if (stream.stream == nullptr || driver->cuCtxSetCurrent(stream.context) != kSuccess) continue;
+    for (void* const event : stream.idle_events) driver->cuEventDestroy_v2(event);
+    driver->cuStreamDestroy_v2(stream.stream);
+    driver->cuDevicePrimaryCtxRelease_v2(device);
+  }
+}
+
+CudaCopier::Stream* CudaCopier::use(int device) {
+  const CudaDriver* const driver = cuda();
+  if (driver == nullptr) return nullptr;
+  Stream& stream = streams_[device];
+  if (stream.context == nullptr && driver->cuDevicePrimaryCtxRetain(&stream.context, device) != kSuccess) {
+    stream.context = nullptr;
+    return nullptr;
+  }
+  if (driver->cuCtxSetCurrent(stream.context) != kSuccess) return nullptr;
+  if (stream.stream == nullptr && driver->cuStreamCreate(&stream.stream, kStreamNonBlocking) != kSuccess) {
+    stream.stream = nullptr;
+    return nullptr;
+  }
+  return &stream;
+}
+
+bool CudaCopier::start(int device, uint64_t target, uint64_t source, uint64_t bytes) {
+  const Stream* const stream = use(device);
+  return stream != nullptr && cuda()->cuMemcpyAsync(target, source, bytes, stream->stream) == kSuccess;
+}
+
+bool CudaCopier::copy(int device, uint64_t target, uint64_t source, uint64_t bytes) {
+  return start(device, target, source, bytes) &&
+         cuda()->cuStreamSynchronize(streams_[device].stream) == kSuccess;
+}
+
+void CudaCopier::befriend(int device, int other) {
+  if (device == other || use(device) == nullptr || !streams_[device].friends.insert(other).second) return;
+  const Stream* const peer = use(other);
+  // A refusal is no error: the driver then takes the way through host memory.
+  if (peer != nullptr && use(device) != nullptr) cuda()->cuCtxEnablePeerAccess(peer->context, 0);
+}
+
+void* CudaCopier::mark(int device) {
+  Stream* const stream = use(device);
+  if (stream == nullptr) return nullptr;
+  void* event = nullptr;
+  if (!stream->idle_events.empty()) {
+    event = stream->idle_events.back();
+    stream->idle_events.pop_back();
+  } else if (cuda()->cuEventCreate(&event, kEventWithoutTiming) != kSuccess) {
+    return nullptr;
+  }
+  if (cuda()->cuEventRecord(event, stream->stream) == kSuccess) return event;
+  stream->idle_events.push_back(event);
+  return nullptr;
+}
+
+CudaCopier::Progress CudaCopier::passed(int device, void* mark) {
+  const Result result = cuda()->cuEventQuery(mark);
+  if (result == kNotReady) return Progress::running;
+  streams_[device].idle_events.push_back(mark);
+  return result == kSuccess ? Progress::done : Progress::failed;
+}
+
+bool CudaCopier::drain() {
+  bool drained = true;
+  for (const auto& [device, stream] : streams_) {
+    if (stream.stream != nullptr) drained = cuda()->cuStreamSynchronize(stream.stream) == kSuccess && drained;
+  }
+  return drained;
+}
+
+}  // namespace softnic

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: MIT
+// GPU memory: recognised by the CUDA driver, shared between processes by it, copied by its copy engines. The
+// driver is the one that the process has loaded already; a process without it has no GPU memory.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <utility>
+#include <vector>
+
+namespace softnic {
+
+struct CudaDriver;
+
+// What another process needs to map one allocation of a region. Travels in a packet.
+struct CudaExport {
+  enum class Kind : uint32_t { descriptor = 1, ipc = 2 };
+  Kind kind{};
+  int32_t fd = -1;    // descriptor: of the exporting process
+  uint64_t base = 0;  // address there
+  uint64_t bytes = 0;
+  uint8_t handle[64]{};  // ipc
+};
+static_assert(sizeof(CudaExport) == 88);
+
+// The exports of one region; owns the descriptors.
+class CudaExports {
+ public:
+  // `share`: for other processes, else for another mapping in this one.
+  CudaExports(uint64_t address, uint64_t bytes, bool share);
+  ~CudaExports();
+  CudaExports(const CudaExports&) = delete;
+  CudaExports& operator=(const CudaExports&) = delete;
+
+  const std::vector<CudaExport>& list() const { return list_; }
+
+ private:
+  std::vector<CudaExport> list_;
+};
+
+// Allocations of a peer's region, mapped here.
+class CudaImports {
+ public:
+  CudaImports() = default;
+  ~CudaImports();
+  CudaImports(const CudaImports&) = delete;
+  CudaImports& operator=(const CudaImports&) = delete;
+
+  // False when the driver refuses. `process` 0: this one.
+  bool add(const CudaExport& exported, pid_t process);
+  bool empty() const { return mappings_.empty(); }
+  // Where the peer's address is here, and for how many bytes from there on. Address 0: nowhere.
+  std::pair<uint64_t, uint64_t> translate(uint64_t address) const;
+
+ private:
+  struct Mapping {
+    CudaExport exported;
+    uint64_t address;  // here
+  };
+  std::vector<Mapping> mappings_;
+};
+
+// The device that memory belongs to; -1: host memory.
+int cuda_device_of(uint64_t address);
+// Whether this process uses CUDA.
+bool cuda_is_loaded();
+
+// One NIC's copies, asynchronous, in order for each device. Used by its worker.
+class CudaCopier {
+ public:
+  CudaCopier() = default;
+  ~CudaCopier();
+  CudaCopier(const CudaCopier&) = delete;
+  CudaCopier& operator=(const CudaCopier&) = delete;
+
+  // Makes the device's context current for the calling thread.
+  bool activate(int device) { return use(device) != nullptr; }
+  // Starts a copy; `device` is that of one of the two ends. False: the driver refused.
+  bool start(int device, uint64_t target, uint64_t source, uint64_t bytes);
+  // A small copy, done on return.
+  bool copy(int device, uint64_t target, uint64_t source, uint64_t bytes);
+  // Lets `device` reach the memory of `other` without a detour, where the machine can.
+  void befriend(int device, int other);
+  // A mark behind everything started on that device so far; null when the driver fails. Give it to `passed`
+  // until that says so.
+  void* mark(int device);
+  enum class Progress { running, done, failed };
+  Progress passed(int device, void* mark);
+  // Waits for everything: before host memory that a copy reads is used again, and before a fence is answered.
+  bool drain();
+
+ private:
+  struct Stream {
+    void* context = nullptr;
+    void* stream = nullptr;
+    std::vector<void*> idle_events;
+    std::set<int> friends;
+  };
+  Stream* use(int device);
+
+  std::map<int, Stream> streams_;
+};
+
+}  // namespace softnic
