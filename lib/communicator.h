@@ -63,6 +63,8 @@ class Communicator {
   Status start_trace(int64_t max_spans);
   // `path` null: throws the trace away.
   Status stop_trace(const char* path);
+  // What it owns of the network between nodes; nullptr with one node.
+  const Endpoint* endpoint() const { return endpoint_.get(); }
   void set_last_error(const std::string& sentence);
   std::string last_error() const;
 

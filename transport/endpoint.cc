@@ -40,7 +40,11 @@ static_assert(sizeof(RegionNotice) == 24 && offsetof(RegionNotice, failed) == 16
 class ProxiedEndpoint : public Endpoint, private ProxyHandler {
  public:
   ProxiedEndpoint(const Topology& topology, Exchange& exchange, AbortToken& abort, EndpointOptions options)
-      : topology_(topology), exchange_(exchange), abort_(abort), options_(std::move(options)) {}
+      : topology_(topology),
+        exchange_(exchange),
+        abort_(abort),
+        options_(std::move(options)),
+        sent_bytes_(static_cast<size_t>(topology.nranks)) {}
 
   ~ProxiedEndpoint() override {
     proxy_.reset();
@@ -77,6 +81,7 @@ class ProxiedEndpoint : public Endpoint, private ProxyHandler {
   }
   uint64_t posted() const override { return fifo_->claimed(); }
   uint64_t completed() const override { return completed_.load(std::memory_order_acquire); }
+  uint64_t sent_bytes(int peer) const override { return sent_bytes_[static_cast<size_t>(peer)].load(); }
   uint64_t signal(uint32_t index) const override { return signals_.value(index); }
 
  private:
@@ -96,7 +101,8 @@ class ProxiedEndpoint : public Endpoint, private ProxyHandler {
   AbortToken& abort_;
   const EndpointOptions options_;
   const char* backend_ = "";
-  uint32_t generation_ = 0;  // of the last registration
+  uint32_t generation_ = 0;                        // of the last registration
+  std::vector<std::atomic<uint64_t>> sent_bytes_;  // by peer
   std::atomic<uint64_t> completed_{0};
   std::atomic<bool> starved_{false};  // a producer has found the FIFO full
   SignalCounters signals_;
@@ -148,7 +154,9 @@ bool ProxiedEndpoint::handle(const Command& command) {
                                           command.peer, status.sentence().c_str())));
     return true;
   }
-  return transport_->post(put);
+  if (!transport_->post(put)) return false;
+  sent_bytes_[static_cast<size_t>(put.peer)].fetch_add(put.bytes, std::memory_order_relaxed);
+  return true;
 }
 
 bool ProxiedEndpoint::progress() {

@@ -60,6 +60,8 @@ class Endpoint {
   // different for ever.
   virtual uint64_t posted() const = 0;
   virtual uint64_t completed() const = 0;
+  // Bytes of the puts to a peer that the backend has taken so far.
+  virtual uint64_t sent_bytes(int peer) const = 0;
   // Value of a signal counter, with acquire order: the bytes of the puts counted are visible. index <
   // kNumSignals.
   virtual uint64_t signal(uint32_t index) const = 0;

@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "../support/transport_choice.h"
 #include "mkernel.h"
 
 namespace mk::test {
@@ -48,7 +49,7 @@ struct JobOptions {
   explicit JobOptions(std::vector<int32_t> nodes) : node_of_rank(std::move(nodes)) {
     config.device = MK_DEVICE_HOST;
     config.host_threads = 1;
-    config.transport = "loopback";
+    config.transport = test_transport();
     config.init_timeout_ms = 20000;
   }
 

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "mkernel.h"
+#include "transport_choice.h"
 
 namespace mk::test {
 
@@ -56,7 +57,7 @@ class RankSession {
     mk_comm_config_t config = MK_COMM_CONFIG_INIT;
     config.device = MK_DEVICE_HOST;
     config.node_of_rank = job_.node_of_rank.data();
-    config.transport = "loopback";
+    config.transport = test_transport();
     config.host_threads = job_.host_threads;
     config.require_prepare = job_.require_prepare ? 1 : 0;
     config.wait_timeout_ms = job_.wait_timeout_ms;

@@ -113,6 +113,7 @@ void VerbsTransport::handle_send(Link& link, const WorkId& id) {
 }
 
 void VerbsTransport::handle_immediate(Link& link, uint32_t immediate, TransportEvents& events) {
+  peers_[static_cast<size_t>(link.peer)].heard = true;
   const Status status = is_control(immediate) ? handle_control(link, decode_control(immediate))
                                               : handle_put(link, immediate, events);
   if (status.ok()) return;
@@ -150,6 +151,7 @@ Status VerbsTransport::handle_control(Link& link, const ControlImmediate& contro
           return Status(MK_ERROR_NETWORK, format("it acknowledges slot %u, which awaits nothing", index));
         }
         slot.acknowledged = true;
+        --peer.awaited;
         advance(link.peer, index);
       }
       return slots != 0 ? Status() : Status(MK_ERROR_NETWORK, "it acknowledges nothing");
@@ -195,7 +197,7 @@ void VerbsTransport::handle_error(size_t nic, const ibv_wc& completion) {
   // An unordered queue survives: its other end hears why. An ordered one tells it by its own state.
   if (unordered() && link != nullptr && !receive && refused &&
       !peers_[static_cast<size_t>(link->peer)].failed) {
-    send_control(*link, {ControlKind::refused, 0}, false);
+    send_empty(*link, ControlImmediate{ControlKind::refused, 0}, WorkKind::control);
   }
 }
 

@@ -18,6 +18,9 @@ constexpr uint32_t kMostUnsignaled = 16;
 constexpr int kCompletionBatch = 64;
 constexpr int kFarewellMs = 300;
 constexpr uint32_t kPollsPerEventCheck = 1024;
+// A peer that owes acknowledgements and says nothing for so long is written to, to find out whether it is
+// there.
+constexpr std::chrono::milliseconds kProbeAfter{500};
 // A write of srd without bytes of a put carries these to the peer's mailbox: EFA wants a buffer.
 constexpr uint32_t kMailboxWriteBytes = 4;
 
@@ -126,6 +129,7 @@ void VerbsTransport::plan(int rank, uint32_t slot_index) {
   peer.next_link = (peer.next_link + stripes) % num_links;
   if (put.signal == kNoSignal) return;
   slot.acknowledged = false;
+  ++peer.awaited;
   const bool countable = most_pieces <= kWindow && slot.pieces <= kMaxPieces;
   slot.immediates = put.bytes == 0 || (mode_ == SignalMode::immediate && countable);
   if (put.bytes == 0) slot.stage = Slot::Stage::signal;
@@ -277,15 +281,15 @@ void VerbsTransport::refill(Queue& queue) {
   for (const int rank : peers_on(queue.nic, queue.qp)) fail(rank, status.code(), status.sentence());
 }
 
-bool VerbsTransport::send_control(Link& link, const ControlImmediate& control, bool bye) {
+// A write without bytes of a put. False: no room.
+bool VerbsTransport::send_empty(Link& link, std::optional<ControlImmediate> control, WorkKind kind) {
   Queue& queue = *link.queue;
   if (queue.sends >= queue.send_depth) return false;
   WorkRequest request;
-  request.id = {bye ? WorkKind::bye : WorkKind::control, static_cast<uint16_t>(link.peer),
-                static_cast<uint8_t>(link.index)};
-  request.immediate = encode(control);
+  request.id = {kind, static_cast<uint16_t>(link.peer), static_cast<uint8_t>(link.index)};
+  if (control) request.immediate = encode(*control);
   fill_empty(link, request);
-  mark_signaled(queue, request, bye);
+  mark_signaled(queue, request, kind == WorkKind::bye);
   if (const int error = post_requests(link, {&request, 1}); error != 0) {
     fail(link.peer, MK_ERROR_NETWORK,
          format("over %s: posting failed: %s", text_of_link(link).c_str(), std::strerror(error)));
@@ -298,7 +302,7 @@ void VerbsTransport::acknowledge_arrivals(Peer& peer) {
   for (uint32_t group = 0; group < 8 && peer.to_acknowledge != 0 && !peer.failed && !peer.left; ++group) {
     const uint32_t mask = static_cast<uint32_t>(peer.to_acknowledge >> (8 * group) & 0xff);
     if (mask == 0) continue;
-    if (!send_control(peer.links[peer.acknowledge_link], acknowledge(group, mask), false)) return;
+    if (!send_empty(peer.links[peer.acknowledge_link], acknowledge(group, mask), WorkKind::control)) return;
     peer.to_acknowledge &= ~(uint64_t{mask} << (8 * group));
   }
 }
@@ -330,7 +334,26 @@ void VerbsTransport::poll(TransportEvents& events) {
   failures_.clear();
 }
 
+// A peer that has died after the last byte reached it would not be missed: nothing is under way to it.
+std::chrono::microseconds VerbsTransport::probe_silent_peers() {
+  auto limit = std::chrono::microseconds::max();
+  for (Peer& peer : peers_) {
+    if (peer.awaited == 0 || peer.failed || peer.left) continue;
+    const auto now = std::chrono::steady_clock::now();
+    if (!std::exchange(peer.heard, false) && now >= peer.probe_at) {
+      send_empty(peer.links[polls_ % peer.links.size()], {}, WorkKind::control);
+    } else if (now < peer.probe_at) {
+      limit = std::min(limit, std::chrono::ceil<std::chrono::microseconds>(peer.probe_at - now));
+      continue;
+    }
+    peer.probe_at = now + kProbeAfter;
+    limit = std::min<std::chrono::microseconds>(limit, kProbeAfter);
+  }
+  return limit;
+}
+
 std::chrono::microseconds VerbsTransport::prepare_wait(std::vector<pollfd>& descriptors) {
+  const auto limit = probe_silent_peers();
   bool found = completions_ > 0;
   for (size_t nic = 0; nic < nics_.size(); ++nic) {
     check_async_events(nic);
@@ -344,7 +367,7 @@ std::chrono::microseconds VerbsTransport::prepare_wait(std::vector<pollfd>& desc
     descriptors.push_back({nics_[nic]->context->async_fd, POLLIN, 0});
   }
   if (found || !failures_.empty()) return std::chrono::microseconds(0);
-  return suspicions_ > 0 ? std::chrono::microseconds(1000) : std::chrono::microseconds::max();
+  return suspicions_ > 0 ? std::chrono::microseconds(1000) : limit;
 }
 
 // Says bye to every peer and waits until each has got it, has said it too, or cannot be reached.
@@ -358,7 +381,8 @@ void VerbsTransport::leave() {
     for (size_t rank = 0; rank < peers_.size(); ++rank) {
       Peer& peer = peers_[rank];
       if (peer.links.empty() || peer.left || peer.failed || peer.bye_sent) continue;
-      if (!said[rank]) said[rank] = send_control(peer.links[0], {ControlKind::bye, 0}, true);
+      if (!said[rank])
+        said[rank] = send_empty(peer.links[0], ControlImmediate{ControlKind::bye, 0}, WorkKind::bye);
       waiting = true;
     }
     if (!waiting || deadline.passed() || abort_.raised()) return;

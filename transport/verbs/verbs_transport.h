@@ -114,6 +114,9 @@ struct Peer {
   uint64_t to_acknowledge = 0;
   uint32_t next_link = 0;
   uint32_t acknowledge_link = 0;
+  uint32_t awaited = 0;  // slots whose acknowledgement has not come
+  bool heard = true;     // since the last look at the time
+  std::chrono::steady_clock::time_point probe_at;
   bool left = false;
   bool bye_sent = false;  // and completed
   bool failed = false;
@@ -209,8 +212,9 @@ class VerbsTransport : public Transport {
   void mark_signaled(Queue& queue, WorkRequest& request, bool last);
   void advance(int rank, uint32_t slot_index);
   void acknowledge_arrivals(Peer& peer);
-  bool send_control(Link& link, const ControlImmediate& control, bool bye);
+  bool send_empty(Link& link, std::optional<ControlImmediate> control, WorkKind kind);
   void refill(Queue& queue);
+  std::chrono::microseconds probe_silent_peers();
 
   // completions.cc
   void handle(size_t nic, const ibv_wc& completion, TransportEvents& events);
