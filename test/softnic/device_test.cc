@@ -129,15 +129,16 @@ TEST_CASE("variables that make no sense are refused") {
 TEST_CASE("memory registration has its rules") {
   const Environment environment{};
   Node node;
-  CHECK(ibv_reg_mr(node.pd, node.memory.data(), 64, IBV_ACCESS_REMOTE_WRITE) == nullptr);
+  const int local = IBV_ACCESS_LOCAL_WRITE, remote = IBV_ACCESS_REMOTE_WRITE;
+  CHECK(ibv_reg_mr(node.pd, node.memory.data(), 64, remote) == nullptr);
   CHECK(errno == EINVAL);
-  CHECK(ibv_reg_dmabuf_mr(node.pd, 0, 4096, 0, -1, IBV_ACCESS_LOCAL_WRITE) == nullptr);
+  CHECK(ibv_reg_dmabuf_mr(node.pd, 0, 4096, 0, -1, local) == nullptr);
   CHECK(errno == EOPNOTSUPP);
-  ibv_mr* const first = ibv_reg_mr(node.pd, node.memory.data(), 64, IBV_ACCESS_LOCAL_WRITE);
+  ibv_mr* const first = ibv_reg_mr(node.pd, node.memory.data(), 64, local);
   REQUIRE(first != nullptr);
   const uint32_t key = first->rkey;
   REQUIRE(ibv_dereg_mr(first) == 0);
-  ibv_mr* const second = ibv_reg_mr(node.pd, node.memory.data(), 64, IBV_ACCESS_LOCAL_WRITE);
+  ibv_mr* const second = ibv_reg_mr(node.pd, node.memory.data(), 64, local);
   REQUIRE(second != nullptr);
   CHECK(second->rkey != key);
   CHECK(ibv_dereg_mr(second) == 0);

@@ -16,7 +16,7 @@
 namespace softnic_test {
 namespace {
 
-constexpr size_t kBytes = 2 << 20;
+constexpr size_t kBytes = 300000;
 constexpr int kHost = -1;
 
 struct Place {

@@ -328,7 +328,6 @@ TEST_CASE("a queue pair can be reset and connected again") {
 TEST_CASE("a peer that does not answer is given up after the time-out, not before") {
   const Environment environment{{"TIMEOUT_DIVISOR", "1"}};
   NodeOptions options = impatient();
-  Contact peer;
   std::optional<Pair> pair;
   // 4.096 us * 2^10 * 2 tries
   constexpr auto kPatience = std::chrono::microseconds(8388);
