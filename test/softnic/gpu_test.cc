@@ -119,6 +119,14 @@ TEST_CASE("every kind of memory to every other between processes") {
   CHECK(fake_cuda_violations() == 0);
 }
 
+TEST_CASE("GPU memory under adversity") {
+  const Environment environment{{"SEED", "31"}, {"RATE_GBPS", "400"}, {"LATENCY_US", "5"}};
+  for (const Place& source : kPlaces) {
+    Holder from(source), to({1, 1});
+    exchange(from, to);
+  }
+}
+
 TEST_CASE("GPU memory may be freed as soon as it is deregistered") {
   const Environment environment{};
   for (int repetition = 0; repetition < 10; ++repetition) {

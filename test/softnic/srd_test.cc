@@ -102,6 +102,13 @@ TEST_CASE("SRD: wrong keys, ranges, queue pairs and queue keys are errors of one
   const ibv_wc lost = pair.a.wait();
   CHECK(lost.status == IBV_WC_RESP_TIMEOUT_ERR);
   CHECK(lost.vendor_err == kUnresponsive);
+  ibv_qp_ex* const ex = ibv_qp_to_qp_ex(pair.a.qp);
+  ibv_wr_start(ex);
+  ibv_wr_rdma_write(ex, pair.to_b.rkey, pair.to_b.address);
+  ibv_wr_set_ud_addr(ex, pair.a.handle_for(pair.to_b), pair.to_b.qp_number, kQkey + 1);
+  ibv_wr_set_sge(ex, pair.a.mr->lkey, reinterpret_cast<uint64_t>(pair.a.memory.data()), 8);
+  REQUIRE(ibv_wr_complete(ex) == 0);
+  CHECK(pair.a.wait().status == IBV_WC_RESP_TIMEOUT_ERR);
   REQUIRE(pair.a.write(pair.to_b, 0, 8) == 0);
   CHECK(pair.a.wait().status == IBV_WC_SUCCESS);
 }

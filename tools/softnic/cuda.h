@@ -53,6 +53,9 @@ class CudaImports {
   // False when the driver refuses. `process` 0: this one.
   bool add(const CudaExport& exported, pid_t process);
   bool empty() const { return mappings_.empty(); }
+  // Memory that needs no mapping: this process's own, of the classic allocator.
+  bool direct = false;
+
   // Where the peer's address is here, and for how many bytes from there on. Address 0: nowhere.
   std::pair<uint64_t, uint64_t> translate(uint64_t address) const;
 

@@ -73,7 +73,11 @@ void Nic::place_on_gpu(const std::shared_ptr<Arrival>& arrival, MemoryRegion& re
   }
   // Another process's GPU memory, on its way to host memory: it is mapped for every GPU.
   if (arrival->device < 0) arrival->device = 0;
-  const bool started = copy_segments(*arrival, target);
+  bool started = true;
+  if (arrival->pieces.empty()) started = copy_range(*arrival, target, 0, packet.bytes);
+  for (const uint64_t offset : arrival->pieces) {
+    started = started && copy_range(*arrival, target, offset, arrival->piece_length(offset));
+  }
   arrival->mark = copier_.mark(arrival->device);
   if (!started || arrival->mark == nullptr) arrival->refusal = IBV_WC_REM_OP_ERR;
   arrival->placed = arrival->num_pieces();
@@ -83,15 +87,23 @@ void Nic::place_on_gpu(const std::shared_ptr<Arrival>& arrival, MemoryRegion& re
   copying_.push_back(arrival);
 }
 
-bool Nic::copy_segments(Arrival& arrival, uint64_t target) {
+// Starts the copies of payload bytes [offset, offset + bytes).
+bool Nic::copy_range(Arrival& arrival, uint64_t target, uint64_t offset, uint64_t bytes) {
   const Packet& packet = arrival.packet;
+  target += offset;
   if (packet.is_inline != 0) {
-    return copier_.start(arrival.device, target, reinterpret_cast<uint64_t>(packet.payload.inline_data),
-                         packet.bytes);
+    return copier_.start(arrival.device, target,
+                         reinterpret_cast<uint64_t>(packet.payload.inline_data) + offset, bytes);
   }
-  for (uint32_t index = 0; index < packet.num_segments; ++index) {
-    const Segment& segment = packet.payload.segments[index];
-    if (segment.bytes == 0) continue;
+  for (uint32_t index = 0; index < packet.num_segments && bytes > 0; ++index) {
+    Segment segment = packet.payload.segments[index];
+    if (offset >= segment.bytes) {
+      offset -= segment.bytes;
+      continue;
+    }
+    segment.address += offset;
+    segment.bytes = static_cast<uint32_t>(std::min<uint64_t>(bytes, segment.bytes - offset));
+    offset = 0;
     uint64_t source = segment.address;
     if ((packet.gpu_segments >> index & 1) != 0) {
       source = map_source(arrival, segment);
@@ -102,8 +114,9 @@ bool Nic::copy_segments(Arrival& arrival, uint64_t target) {
     }
     if (source == 0 || !copier_.start(arrival.device, target, source, segment.bytes)) return false;
     target += segment.bytes;
+    bytes -= segment.bytes;
   }
-  return true;
+  return bytes == 0;
 }
 
 // The address under which the GPU that copies finds a segment; 0: none.
@@ -113,13 +126,14 @@ uint64_t Nic::map_source(Arrival& arrival, const Segment& segment) {
   auto [address, bytes] = imports->translate(segment.address);
   if (address != 0 || arrival.link->inbox == nullptr) return bytes >= segment.bytes ? address : 0;
   const int device = cuda_device_of(segment.address);
-  if (device == arrival.device) return segment.address;
+  if (device == arrival.device || imports->direct) return segment.address;
   // Memory of another GPU in this process: an allocation of the virtual memory interface is reachable only from
   // the GPUs that its owner named, so it gets a second address; other memory is reached by peer access.
   const CudaExports exports(segment.address, segment.bytes, false);
   for (const CudaExport& exported : exports.list()) imports->add(exported, 0);
   std::tie(address, bytes) = imports->translate(segment.address);
   if (address != 0) return bytes >= segment.bytes ? address : 0;
+  imports->direct = true;
   copier_.befriend(arrival.device, device);
   return segment.address;
 }

@@ -160,7 +160,7 @@ class Nic {
   void on_export(const std::shared_ptr<Link>& link, const Packet& packet);
   bool forget_exports();
   void place_on_gpu(const std::shared_ptr<Arrival>& arrival, MemoryRegion& region);
-  bool copy_segments(Arrival& arrival, uint64_t target);
+  bool copy_range(Arrival& arrival, uint64_t target, uint64_t offset, uint64_t bytes);
   uint64_t map_source(Arrival& arrival, const Segment& segment);
   bool poll_copies();
   bool is_copying(const QueuePair* qp) const;

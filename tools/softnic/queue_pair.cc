@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "queue_pair.h"
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -60,6 +61,10 @@ bool values_make_sense(const ibv_qp_attr& attributes, int mask) {
 uint32_t Arrival::num_pieces() const {
   if (packet.bytes == 0) return 0;
   return (packet.bytes - 1) / piece_bytes + 1;
+}
+
+uint32_t Arrival::piece_length(uint64_t offset) const {
+  return static_cast<uint32_t>(std::min<uint64_t>(piece_bytes, packet.bytes - offset));
 }
 
 QueuePair::QueuePair(Nic* owner) : ibv_qp_ex{}, nic(owner) {

@@ -72,6 +72,7 @@ struct Arrival {
   std::vector<std::vector<std::byte>> staged;  // host memory of other processes, on its way to a GPU
 
   uint32_t num_pieces() const;
+  uint32_t piece_length(uint64_t offset) const;
 };
 
 struct QueuePair : ibv_qp_ex {

@@ -19,10 +19,6 @@ constexpr uint8_t kDefaultRnrTimer = 12;
 
 bool takes_receive(const Packet& packet) { return packet.opcode == IBV_WR_RDMA_WRITE_WITH_IMM; }
 
-uint32_t piece_length(const Arrival& arrival, uint64_t offset) {
-  return static_cast<uint32_t>(std::min<uint64_t>(arrival.piece_bytes, arrival.packet.bytes - offset));
-}
-
 }  // namespace
 
 Subject Nic::subject_of(const Packet& packet) const {
@@ -204,7 +200,7 @@ void Nic::place_piece(const std::shared_ptr<Arrival>& arrival, Lock& lock) {
   if (arrival->dropped) return;
   const uint64_t offset = arrival->pieces.empty() ? uint64_t{arrival->placed} * arrival->piece_bytes
                                                   : arrival->pieces[arrival->placed];
-  const uint32_t bytes = piece_length(*arrival, offset);
+  const uint32_t bytes = arrival->piece_length(offset);
   QueuePair* const qp = find(arrival->packet.target_qp);
   MemoryRegion* const region = find_memory(arrival->packet.rkey);
   if (region == nullptr || qp == nullptr) {
