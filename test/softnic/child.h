@@ -41,6 +41,7 @@ class Child {
 
   int socket() const { return socket_; }
   void kill_now() { REQUIRE(kill(process_, SIGKILL) == 0); }
+  void stop() { REQUIRE(kill(process_, SIGSTOP) == 0); }
   int wait() {
     int status = -1;
     waitpid(process_, &status, 0);

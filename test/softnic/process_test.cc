@@ -100,6 +100,25 @@ TEST_CASE("a process that is killed is given up after the time-out") {
   }
 }
 
+TEST_CASE("a process that is stopped does not keep a queue pair from being destroyed") {
+  const Environment environment{};
+  Child child([](int socket) {
+    Node node(large());
+    Contact peer;
+    char never = 0;
+    return meet(node, socket, peer) && take(socket, never);
+  });
+  Node node(large());
+  Contact peer;
+  REQUIRE(meet(node, child.socket(), peer));
+  REQUIRE(node.write(peer, 0, 8, 1) == 0);
+  REQUIRE(node.wait().status == IBV_WC_SUCCESS);
+  child.stop();
+  REQUIRE(node.write(peer, 0, 8, 2) == 0);
+  CHECK(node.wait(50).status != IBV_WC_SUCCESS);
+  node.destroy_qp();
+}
+
 TEST_CASE("a sender that is killed in mid-flight delivers what it has sent whole or not at all") {
   for (int repetition = 0; repetition < 10; ++repetition) {
     const Environment environment{{"SEED", "13"}};

@@ -16,7 +16,7 @@
 namespace softnic {
 namespace {
 
-constexpr std::chrono::seconds kQuiesceLimit{5};
+constexpr std::chrono::seconds kQuiesceLimit{2};
 
 }  // namespace
 
@@ -207,6 +207,13 @@ int Nic::quiesce(QueuePair* qp, Lock& lock) {
   const bool quiet = changed_.wait_for(lock, kQuiesceLimit, [&] {
     return !qp->quiescing && qp->fences == 0 && copying_qp_ != qp && !is_copying(qp);
   });
+  if (!quiet && !qp->quiescing && copying_qp_ != qp && !is_copying(qp)) {
+    // A peer does not answer although its link stands: its process is stopped. Hardware would not wait for it
+    // either.
+    std::erase_if(fences_, [&](const auto& fence) { return fence.second == qp->number(); });
+    qp->fences = 0;
+    return 0;
+  }
   return quiet ? 0 : EBUSY;
 }
 
