@@ -41,7 +41,13 @@ class Child {
 
   int socket() const { return socket_; }
   void kill_now() { REQUIRE(kill(process_, SIGKILL) == 0); }
-  void stop() { REQUIRE(kill(process_, SIGSTOP) == 0); }
+  // Returns once all its threads have stopped.
+  void stop() {
+    int status = 0;
+    REQUIRE(kill(process_, SIGSTOP) == 0);
+    REQUIRE(waitpid(process_, &status, WUNTRACED) == process_);
+    REQUIRE(WIFSTOPPED(status));
+  }
   int wait() {
     int status = -1;
     waitpid(process_, &status, 0);
