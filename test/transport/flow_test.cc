@@ -12,7 +12,7 @@
 #include "harness.h"
 
 // The first tests put to the same bytes again and again, which two NICs of a rank then write at the same time.
-extern "C" const char* __tsan_default_suppressions();
+extern "C" __attribute__((visibility("default"))) const char* __tsan_default_suppressions();
 extern "C" const char* __tsan_default_suppressions() { return "race:softnic::fetch\n"; }
 
 namespace mk::test {
