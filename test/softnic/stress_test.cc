@@ -122,13 +122,13 @@ TEST_CASE("after a queue pair is destroyed nobody reads its memory") {
 
 TEST_CASE("after memory is deregistered nobody writes to it") {
   for (const char* kind : {"ib", "efa"}) {
-    const Environment environment{{"KIND", kind}, {"SEED", "29"}, {"ADVERSITY", "place=1"}};
+    const Environment environment{{"KIND", kind}};
     for (int repetition = 0; repetition < 20; ++repetition) {
       NodeOptions options;
-      options.bytes = 1 << 18;
+      options.bytes = 1 << 21;
       Pair pair(options);
       std::fill(pair.a.memory.begin(), pair.a.memory.end(), std::byte{1});
-      for (int count = 0; count < 4; ++count) REQUIRE(pair.a.write(pair.to_b, 0, 1 << 18) == 0);
+      for (int count = 0; count < 4; ++count) REQUIRE(pair.a.write(pair.to_b, 0, 1 << 21) == 0);
       for (int turn = 0; turn < repetition; ++turn) std::this_thread::yield();
       ibv_mr* const region = std::exchange(pair.b.mr, nullptr);
       REQUIRE(ibv_dereg_mr(region) == 0);
