@@ -136,6 +136,11 @@ FAKE std::byte* fake_cuda_shadow(const std::byte* address) {
   return allocation->shadow + (reinterpret_cast<uint64_t>(address) - allocation->base);
 }
 
+FAKE int fake_cuda_mappings() {
+  const std::lock_guard lock(mutex);
+  return static_cast<int>(allocations.size());
+}
+
 FAKE int fake_cuda_violations() {
   const std::lock_guard lock(mutex);
   return violations;

@@ -14,6 +14,8 @@ std::byte* fake_cuda_allocate(int device, size_t bytes, int by_handle);
 void fake_cuda_free(std::byte* address);
 // The same bytes for the CPU: looking at the memory itself ends the program.
 std::byte* fake_cuda_shadow(const std::byte* address);
+// Pieces of memory that have an address: allocations, and what was mapped a second time.
+int fake_cuda_mappings();
 // Copies that named memory their device may not reach.
 int fake_cuda_violations();
 }

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <utility>
 
 #include "../support/catch.h"
 #include "child.h"
@@ -141,6 +142,17 @@ TEST_CASE("GPU memory may be freed as soon as it is deregistered") {
     if (repetition % 2 != 0) from.node->destroy_qp();
     REQUIRE(to.holds(9));
   }
+}
+
+TEST_CASE("what was mapped is unmapped when its owner deregisters it") {
+  const Environment environment{};
+  Holder from({0, 1}), to({1, 1});
+  const int before = fake_cuda_mappings();
+  exchange(from, to);
+  CHECK(fake_cuda_mappings() == before + 1);
+  REQUIRE(ibv_dereg_mr(std::exchange(from.node->mr, nullptr)) == 0);
+  for (int count = 0; count < 5000 && fake_cuda_mappings() != before; ++count) usleep(1000);
+  CHECK(fake_cuda_mappings() == before);
 }
 
 TEST_CASE("inline data and small reads with GPU memory") {
