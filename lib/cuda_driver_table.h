@@ -45,6 +45,7 @@
   X(cuMemcpyDtoHAsync, 3020)               \
   X(cuMemcpyDtoDAsync, 3020)               \
   X(cuMemsetD8Async, 3020)                 \
+  X(cuMemGetHandleForAddressRange, 11070)  \
   X(cuMemGetAllocationGranularity, 10020)  \
   X(cuMemAddressReserve, 10020)            \
   X(cuMemAddressFree, 10020)               \

@@ -191,7 +191,7 @@ TEST_CASE("ranks that disagree on regions are told so, and can go on", "[transpo
             auto region = rank.add_region(memory);
             MK_EXPECT_OK(region.status());
             MK_EXPECT(region.value() == 0);
-            MK_EXPECT(rank.post(make_put(1 - rank.rank, 0, 0, 32, 1)));
+            MK_EXPECT(rank.post(make_put(1 - rank.rank, 0, 32, 32, 1)));
             MK_EXPECT(rank.wait([&] { return rank.endpoint->signal(1) == 1; }));
             MK_EXPECT(rank.wait_complete());
             MK_EXPECT(rank.barrier());

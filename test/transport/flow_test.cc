@@ -78,7 +78,10 @@ TEST_CASE("a receiver that stalls stops its sender without spinning, and nothing
               std::this_thread::sleep_for(milliseconds(500));
               const double used = process_cpu_seconds() - before;
               release = true;
-              if (used > 0.2) return format("%.2f s of CPU time in half a second of waiting; ", used);
+              // An emulated NIC that ThreadSanitizer slows down is still copying.
+              const bool copying = kThreadSanitizer && backend.environment[0] != '\0';
+              if (used > 0.2 && !copying)
+                return format("%.2f s of CPU time in half a second of waiting; ", used);
               for (uint64_t n = posted; n < kPuts; ++n) MK_EXPECT(rank.post(put));
               MK_EXPECT(rank.wait_complete());
             } else {

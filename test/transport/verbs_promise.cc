@@ -30,7 +30,8 @@ constexpr size_t kMemoryBytes = 24 << 20;
 constexpr size_t kGapBytes = 64;
 // One world is connected for so many schedules; the next one has another seed.
 constexpr int kSchedulesPerWorld = 500;
-constexpr std::chrono::seconds kLongestSchedule{30};
+// Without any progress: the machine may be busy.
+constexpr std::chrono::seconds kLongestPause{30};
 
 struct Settings {
   std::string backend, signal = "immediate", fault;
@@ -252,7 +253,7 @@ std::string World::play(uint64_t seed) {
     end.draining = false;
   }
   plan(random);
-  const Deadline deadline = Deadline::after(kLongestSchedule);
+  Deadline deadline = Deadline::after(kLongestPause);
   TransportEvents events;
   while (!finished()) {
     bool any = false;
@@ -268,6 +269,7 @@ std::string World::play(uint64_t seed) {
       any = any || events.completions > 0 || !events.signals.empty();
       if (const std::string wrong = take(rank, events); !wrong.empty()) return wrong;
     }
+    if (any) deadline = Deadline::after(kLongestPause);
     if (!any) wait();
     if (deadline.passed()) return format("nothing moves any more: %zu signals are missing", unseen_);
   }

@@ -100,10 +100,10 @@ std::vector<GidEntry> Nic::gids() const {
                                                              : GidKind::infiniband;
       std::memcpy(entry.gid.data(), answer.gid.raw, sizeof answer.gid.raw);
     } else {
-      ibv_gid gid{};
-      if (library.query_gid(context, port, index, &gid) != 0) continue;
+      ibv_gid raw{};
+      if (library.query_gid(context, port, index, &raw) != 0) continue;
       entry.kind = kind_from_sysfs(device, port, index);
-      std::memcpy(entry.gid.data(), gid.raw, sizeof gid.raw);
+      std::memcpy(entry.gid.data(), raw.raw, sizeof raw.raw);
     }
     entries.push_back(entry);
   }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "registration.h"
 
+#include <unistd.h>
+
 #include <cerrno>
 #include <cstring>
 
@@ -12,8 +14,8 @@ namespace mk::verbs {
 namespace {
 
 constexpr int kAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
-// The driver exports whole pages of this size.
-constexpr uint64_t kGpuPageBytes = 64 << 10;
+// The driver exports whole pages of the host's size.
+uint64_t page_bytes() { return static_cast<uint64_t>(sysconf(_SC_PAGESIZE)); }
 
 }  // namespace
 
@@ -30,8 +32,8 @@ Result<ibv_mr*> Registration::register_range(const Nic& nic, std::byte* base, si
   std::string hint = "is the limit of locked memory (ulimit -l) low?";
   if (gpu && nic.library.register_dmabuf_mr != nullptr) {
     const auto address = reinterpret_cast<uintptr_t>(base);
-    const uint64_t before = address % kGpuPageBytes;
-    const uint64_t whole = (before + bytes + kGpuPageBytes - 1) / kGpuPageBytes * kGpuPageBytes;
+    const uint64_t page = page_bytes(), before = address % page;
+    const uint64_t whole = (before + bytes + page - 1) / page * page;
     auto exported = export_dma_buf(base - before, whole);
     if (exported.ok()) {
       ibv_mr* mr = nic.library.register_dmabuf_mr(nic.pd, before, bytes, address, exported->get(), kAccess);

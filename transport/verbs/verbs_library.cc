@@ -70,8 +70,11 @@ Result<std::unique_ptr<Library>> open_library(const std::string& wanted) {
 // What the header's ibv_query_port does; that one would bring a link-time dependency.
 int Library::query_port(ibv_context* context, uint8_t port, ibv_port_attr* attributes) const {
   *attributes = ibv_port_attr{};
-  verbs_context* table = verbs_get_ctx_op(context, query_port);
-  if (table != nullptr) return table->query_port(context, port, attributes, sizeof *attributes);
+  verbs_context* table = verbs_get_ctx(context);
+  const bool new_enough = table != nullptr &&
+                          table->sz >= sizeof *table - offsetof(verbs_context, query_port) &&
+                          table->query_port != nullptr;
+  if (new_enough) return table->query_port(context, port, attributes, sizeof *attributes);
   return query_port_of_old(context, port, reinterpret_cast<_compat_ibv_port_attr*>(attributes));
 }
 
