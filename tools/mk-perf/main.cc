@@ -10,6 +10,7 @@
 #include <new>
 
 #include "benchmark.h"
+#include "check_network.h"
 #include "errors.h"
 #include "launcher.h"
 #include "machine.h"
@@ -106,8 +107,27 @@ void report(const Options& options, const BenchmarkOutput& output, mk_device_t d
   }
 }
 
+int run_network_check(const Options& options, const RankStart& start, std::string& problems) {
+  std::unique_ptr<RankGroup> group;
+  if (start.shared) group = make_shared_memory_group(*start.shared, start.rank);
+  const mk_unique_id_t id = obtain_id(options, start, group.get());
+  std::vector<int32_t> nodes = node_of_rank(options, start.nranks);
+  // Ranks of one machine have no network between them.
+  for (int rank = 0; start.shared && !options.nodes && rank < start.nranks; ++rank) nodes.push_back(rank);
+  const NetworkCheck check = check_network(id, start.nranks, start.rank, nodes);
+  if (!start.shared && start.rank == 0 && !options.id_path.empty()) unlink(options.id_path.c_str());
+  const int code = check.problems.empty() && check.failure.empty() ? kExitSuccess : kExitFailure;
+  problems = check.failure;
+  if (start.rank != 0) return code;
+  std::fputs(check.text.c_str(), stdout);
+  std::fputs(check.problems.empty() ? "" : ("problems:\n" + check.problems).c_str(), stdout);
+  if (code == kExitSuccess) std::fputs("no problem found\n", stdout);
+  return std::fflush(stdout) == 0 ? code : kExitFailure;
+}
+
 // Returns the exit code; `problems` gets a sentence a line.
 int run_rank(const Options& options, const RankStart& start, FILE* json, std::string& problems) {
+  if (options.check_network) return run_network_check(options, start, problems);
   const std::vector<Selection> work = select_work(options, start.nranks);
   std::unique_ptr<RankGroup> group;
   if (start.shared) group = make_shared_memory_group(*start.shared, start.rank);
@@ -211,7 +231,7 @@ int run(int argc, char** argv) {
   std::optional<Launcher> launcher;
   if (!options.local_ranks) launcher = detect_launcher(environment);
   const int nranks = launcher ? launcher->nranks : options.local_ranks.value_or(kRanksWithoutLauncher);
-  select_work(options, nranks);
+  if (!options.check_network) select_work(options, nranks);
   node_of_rank(options, nranks);
 
   File json(nullptr, std::fclose);

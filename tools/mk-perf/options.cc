@@ -58,9 +58,12 @@ cxxopts::Options command_line() {
       text("isolated"))("host-time", "The host's time in a call too: median of up to 1,000 on an idle stream")(
       "json", "Write the results to this file too", text(""), "FILE")(
       "trace", "Launch each shape three times more and write what every rank did to this file, for Perfetto",
-      text(""),
-      "FILE")("id-file", "How ranks of a launcher find each other: a path on a folder that all share", text(""),
-              "FILE")("env", "Print the environment variables and the launcher found, and exit")(
+      text(""), "FILE")("id-file", "How ranks of a launcher find each other: a path on a folder that all share",
+                        text(""), "FILE")(
+      "check-network",
+      "Instead of an operator: the ports and interfaces of every rank, the latency and bandwidth of every path "
+      "between nodes (ranks of -g are nodes, unless --nodes says how many), and in words what is wrong")(
+      "env", "Print the environment variables and the launcher found, and exit")(
       "version", "Print the version and exit")("h,help", "Print this and exit");
   options.parse_positional({"operator"});
   return options;
@@ -142,7 +145,12 @@ Options interpret(const cxxopts::ParseResult& parsed) {
   options.env = parsed.count("env") > 0;
   if (options.help || options.version || options.env) return options;
 
-  parse_operator(parsed, options);
+  options.check_network = parsed.count("check-network") > 0;
+  if (!options.check_network) {
+    parse_operator(parsed, options);
+  } else if (!parsed["operator"].as<std::string>().empty()) {
+    throw UsageError("--check-network takes no operator");
+  }
   options.device = parse_device(parsed["device"].as<std::string>());
   if (parsed.count("g")) options.local_ranks = integer(parsed, "g", 1, kMaxLocalRanks);
   if (parsed.count("nodes")) options.nodes = integer(parsed, "nodes", 1, 1 << 16);

@@ -29,7 +29,8 @@ struct Options {
   bool help = false;
   bool version = false;
   bool env = false;
-  std::string operator_name;  // or "all"
+  bool check_network = false;  // instead of an operator
+  std::string operator_name;   // or "all"
   mk_device_t device = MK_DEVICE_AUTO;
   std::optional<int> local_ranks;  // -g
   std::optional<int> nodes;
