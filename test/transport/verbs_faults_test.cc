@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: MIT
 // What goes wrong with rc and srd, and the sentence for it: over softnic, which fails as it is told to.
+#include <dirent.h>
+
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 
 #include "../support/catch.h"
 #include "harness.h"
 #include "transport/rc/rc.h"
 #include "transport/srd/srd.h"
+#include "transport/verbs/verbs_transport.h"
 
 namespace mk::test {
 namespace {
@@ -54,6 +58,15 @@ std::string put_until_failure(Rank& rank, const std::vector<std::string>& words)
   return "";
 }
 
+int count_entries(const char* directory) {
+  int count = 0;
+  DIR* entries = opendir(directory);
+  REQUIRE(entries != nullptr);
+  while (readdir(entries) != nullptr) ++count;
+  closedir(entries);
+  return count;
+}
+
 }  // namespace
 
 TEST_CASE("every error status of a completion ends the link, with peer, device, port and queue pair",
@@ -82,6 +95,18 @@ TEST_CASE("a queue pair or a device that fails by itself is named", "[verbs]") {
               return put_until_failure(rank, {"rank 0: ", "link to rank 1", "softnic0 port 1"});
             }) == "");
     }
+  }
+}
+
+TEST_CASE("a port that goes down and stays so is an error within the retry time", "[verbs]") {
+  for (const Kind& kind : kKinds) {
+    INFO(kind.backend << " on " << kind.softnic);
+    const FaultCase fault(kind, "MK_SOFTNIC_SEED=4 MK_SOFTNIC_ADVERSITY=port_down=0.02");
+    const Deadline deadline = Deadline::after(std::chrono::seconds(15));
+    CHECK(run_ranks(RankKind::threads, fault.get(), kTwoNodes, [&](Rank& rank) {
+            return put_until_failure(rank, {"link to rank 1", "softnic0 port 1"});
+          }) == "");
+    CHECK_FALSE(deadline.passed());
   }
 }
 
@@ -153,6 +178,65 @@ TEST_CASE("devices, GIDs and settings that make no sense are refused on every ra
               return "";
             }) == "");
     }
+  }
+}
+
+TEST_CASE("immediates that break the rules end the link, with the sender's name", "[verbs]") {
+  using namespace verbs;
+  struct Forged {
+    uint32_t immediate;
+    const char* sentence;
+  };
+  const Forged forgeries[] = {
+      {0, "kind 0"},
+      {encode(ControlImmediate{static_cast<ControlKind>(15), 0}), "kind 15"},
+      {encode(acknowledge(0, 0)), "acknowledges nothing"},
+      {encode(acknowledge(7, 0x80)), "acknowledges slot 63, which awaits nothing"},
+      {encode(ControlImmediate{ControlKind::refused, 0}), "not registered"},
+  };
+  for (const Kind& kind : kKinds) {
+    for (const Forged& forged : forgeries) {
+      INFO(kind.backend << " on " << kind.softnic << ", expected: " << forged.sentence);
+      sabotage().forged_immediate = forged.immediate;
+      const FaultCase fault(kind, "");
+      CHECK(run_ranks(RankKind::threads, fault.get(), kTwoNodes, [&](Rank& rank) -> std::string {
+              MK_EXPECT_OK(rank.connect({}));
+              if (rank.rank == 1) MK_EXPECT(rank.post(make_signal(0, 3)));
+              if (rank.rank == 0) {
+                MK_EXPECT(!rank.wait([] { return false; }, std::chrono::seconds(15)) && rank.abort.raised());
+                MK_EXPECT(rank.failed_peers() == std::vector<int>{1});
+                if (rank.failure().find(forged.sentence) == std::string::npos) return rank.failure();
+                MK_EXPECT(rank.endpoint->signal(3) == 0);
+              }
+              MK_EXPECT(rank.barrier());
+              return "";
+            }) == "");
+    }
+    sabotage().forged_immediate.reset();
+  }
+}
+
+TEST_CASE("no descriptor and no thread stays behind", "[verbs]") {
+  for (const Kind& kind : kKinds) {
+    const FaultCase plain(kind, "MK_SOFTNIC_NICS=2");
+    const auto connect_and_go = [](Rank& rank) -> std::string {
+      MK_EXPECT_OK(rank.connect({}));
+      auto& memory = rank.make_memory(1 << 16);
+      MK_EXPECT_OK(rank.add_region(memory).status());
+      MK_EXPECT(rank.barrier());
+      return "";
+    };
+    CHECK(run_ranks(RankKind::threads, plain.get(), {0, 1, 2}, connect_and_go) == "");
+    const int descriptors = count_entries("/proc/self/fd");
+    const int threads = count_entries("/proc/self/task");
+    for (int n = 0; n < 5; ++n)
+      CHECK(run_ranks(RankKind::threads, plain.get(), {0, 1, 2}, connect_and_go) == "");
+    CHECK(count_entries("/proc/self/fd") == descriptors);
+    // A thread that has been joined may still be on its way out of the kernel.
+    for (int n = 0; n < 100 && count_entries("/proc/self/task") > threads; ++n) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    CHECK(count_entries("/proc/self/task") <= threads);
   }
 }
 

@@ -11,8 +11,8 @@
 namespace mk::verbs {
 
 bool is_gpu_memory(const void* address);
-// A dma-buf descriptor of [base, base + bytes), whole pages of the host. MK_ERROR_UNSUPPORTED when the driver or
-// the GPU gives none: then nvidia_peermem may help, which registers the address itself.
+// A dma-buf descriptor of [base, base + bytes), whole pages of the host. MK_ERROR_UNSUPPORTED when the driver
+// or the GPU gives none: then nvidia_peermem may help, which registers the address itself.
 Result<FileDescriptor> export_dma_buf(const void* base, size_t bytes);
 // Whether nvidia_peermem is loaded.
 bool has_peer_memory();

@@ -208,7 +208,8 @@ WorkRequest VerbsTransport::next_piece(Link& link, Job& job, Slot& slot) {
     job.range.begin += request.bytes;
   }
   if (slot.immediates) {
-    request.immediate = encode(PutImmediate{job.slot, put.signal, slot.pieces});
+    request.immediate =
+        sabotage().forged_immediate.value_or(encode(PutImmediate{job.slot, put.signal, slot.pieces}));
     ++link.window_used;
     ++slot.posted_immediates[link.index];
   }

@@ -35,6 +35,7 @@ struct Sabotage {
   bool no_slots = false;       // a slot is used again at once, before the receiver has acknowledged it
   bool no_completion = false;  // mode `completion` does not wait for the completions of the data
   bool early_free = false;     // a put counts as complete when it is posted
+  std::optional<uint32_t> forged_immediate;  // sent instead of those of puts
 };
 Sabotage& sabotage();
 
