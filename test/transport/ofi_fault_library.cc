@@ -9,6 +9,7 @@
 #include <mutex>
 #include <optional>
 #include <random>
+#include <vector>
 
 #include "transport/ofi/ofi.h"
 
@@ -233,6 +234,63 @@ int open_fabric(fi_fabric_attr* attributes, fid_fabric** fabric, void* context) 
   return 0;
 }
 
+// An imagined GPU: copies take their time.
+class FakeCopies : public ofi::DeviceCopies {
+ public:
+  explicit FakeCopies(int rank) : rank_(rank), random_(99u + static_cast<uint64_t>(rank)) {}
+
+  bool owns(const void*) override {
+    ++asked_;
+    return g_faults.on_device == OnDevice::all ||
+           (g_faults.on_device == OnDevice::odd_ranks && rank_ % 2 == 1) ||
+           (g_faults.on_device == OnDevice::every_other && (asked_ + rank_) % 2 == 0);
+  }
+  Result<std::byte*> allocate(size_t bytes) override {
+    memories_.push_back(std::make_unique<std::byte[]>(bytes));
+    return memories_.back().get();
+  }
+  Status start_read(size_t lane, std::byte* host, const std::byte* device, size_t bytes) override {
+    return start(lane, {host, device, bytes, kLateByReads});
+  }
+  Status start_write(size_t lane, std::byte* device, const std::byte* host, size_t bytes) override {
+    return start(lane, {device, host, bytes, kLateByReads});
+  }
+  Result<bool> done(size_t lane) override {
+    if (g_faults.copies_lie) {
+      for (auto& [number, copy] : copies_) {
+        if (--copy.looks_left == 0) run(copy);
+      }
+      return true;
+    }
+    if (random_() % 3 != 0) return false;
+    run(copies_.at(lane));
+    return true;
+  }
+
+ private:
+  struct Copy {
+    std::byte* to;
+    const std::byte* from;
+    size_t bytes;
+    int looks_left;
+  };
+  static void run(Copy& copy) {
+    if (copy.bytes > 0) std::memcpy(copy.to, copy.from, copy.bytes);
+    copy.bytes = 0;
+  }
+  Status start(size_t lane, Copy copy) {
+    if (rank_ == 0 && g_faults.armed && g_faults.copy_fails) return Status(MK_ERROR_CUDA, "the GPU is on fire");
+    copies_[lane] = copy;
+    return {};
+  }
+
+  const int rank_;
+  int asked_ = 0;
+  std::mt19937_64 random_;
+  std::map<size_t, Copy> copies_;
+  std::vector<std::unique_ptr<std::byte[]>> memories_;
+};
+
 const ofi::Library& fault_library() {
   static const ofi::Library library = [] {
     ofi::Library faulty = *ofi::load_library().value();
@@ -258,7 +316,7 @@ const Backend& ofi_with_faults() {
       "ofi", ofi::available,
       [](const TransportContext& context, Deadline deadline) -> Result<std::unique_ptr<Transport>> {
         t_rank = context.topology.rank;
-        return ofi::create_with(fault_library(), context, deadline);
+        return ofi::create_with(fault_library(), context, deadline, std::make_unique<FakeCopies>(t_rank));
       }};
   return backend;
 }

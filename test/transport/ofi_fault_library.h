@@ -12,6 +12,8 @@
 namespace mk::test {
 
 enum class OfiOperation { none, write, message, receive };
+// Which regions are in the memory of an imagined GPU.
+enum class OnDevice { none, all, odd_ranks, every_other };
 
 struct OfiFaults {
   // On every rank, all the time; seeded.
@@ -20,6 +22,8 @@ struct OfiFaults {
   bool writes_lie = false;     // they complete at once and are done later
   bool no_descriptor = false;  // the queue cannot be waited for
   int taken_keys = 0;          // so often a region's key is refused
+  OnDevice on_device = OnDevice::none;
+  bool copies_lie = false;  // of a GPU: they are reported done and are done later
   // On rank 1, while it opens.
   int domain_error = 0;
   int memory_error = 0;  // of regions
@@ -28,7 +32,8 @@ struct OfiFaults {
   int error = 0;
   int post_error = 0;                                 // ... each write is refused with it, ...
   int queue_error = 0;                                // ... or the queue itself fails
-  bool swallow = false;                               // nothing completes any more
+  bool copy_fails = false;                            // ... copies of a GPU cannot be started, ...
+  bool swallow = false;                               // ... or nothing completes any more
   std::function<void(ofi::Message&, iovec&)> mutate;  // messages on their way out
   std::atomic<bool> armed{false};
 };

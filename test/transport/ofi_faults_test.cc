@@ -2,6 +2,8 @@
 // The libfabric backend over a provider that misbehaves: what it may do changes nothing, what it may not is
 // reported, with the peer's name, once.
 #include <cstdlib>
+#include <cstring>
+#include <thread>
 
 #include "../support/catch.h"
 #include "ofi_fault_library.h"
@@ -73,6 +75,14 @@ std::string failure_of(int noticing, int puts, mk_status_t code) {
   return wrong + said;
 }
 
+// Makes a message one of kind `landed`.
+void land(Message& message, iovec& buffer, const ofi::Landed& piece) {
+  message.kind = MessageKind::landed;
+  message.count = ofi::kLandedWords;
+  std::memcpy(message.words, &piece, sizeof piece);
+  buffer.iov_len = ofi::message_bytes(message.count);
+}
+
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 }  // namespace
@@ -139,6 +149,51 @@ TEST_CASE("an operation that fails ends the link, with the peer's name", "[ofi]"
   CHECK(contains(failure_of(0, 1, MK_ERROR_NETWORK), "to rank 1: the completion queue failed: "));
 }
 
+TEST_CASE("memory of a GPU is staged through pinned memory, at either end or both", "[ofi]") {
+  if (absent()) return;
+  reset_ofi_faults();
+  SECTION("everything on GPUs") { ofi_faults().on_device = OnDevice::all; }
+  SECTION("on every other rank") { ofi_faults().on_device = OnDevice::odd_ranks; }
+  SECTION("some regions") { ofi_faults().on_device = OnDevice::every_other; }
+  SECTION("some regions, and a provider that is late and refuses") {
+    ofi_faults().on_device = OnDevice::every_other;
+    ofi_faults().refuse_percent = 50;
+    ofi_faults().late = true;
+  }
+  CHECK(run_schedule() == "");
+}
+
+TEST_CASE("copies of a GPU: what lies is found, what fails is reported, what is wrong is refused", "[ofi]") {
+  if (absent()) return;
+  reset_ofi_faults();
+  ofi_faults().on_device = OnDevice::all;
+  if (!kThreadSanitizer) {
+    ofi_faults().copies_lie = true;
+    PutSchedule schedule;
+    schedule.largest_bytes = 100001;
+    const std::string wrong = run_ranks(RankKind::threads, kOfi, kTwoNodes, [&](Rank& rank) {
+      rank.timeout = std::chrono::seconds(3);
+      return connect_and_play(rank, schedule);
+    });
+    INFO(wrong);
+    CHECK(contains(wrong, "is there, byte"));
+    ofi_faults().copies_lie = false;
+  }
+  ofi_faults().copy_fails = true;
+  CHECK(contains(failure_of(0, 1, MK_ERROR_INTERNAL), "reading a GPU's memory failed: the GPU is on fire"));
+  reset_ofi_faults();
+  ofi_faults().on_device = OnDevice::all;
+  ofi_faults().mutate = [](Message& m, iovec& v) {
+    if (m.kind == MessageKind::landed) land(m, v, {0, 0, 7, 8, 0, 0});
+  };
+  CHECK(contains(failure_of(1, 1, MK_ERROR_INTERNAL), "region 0 of generation 7, which is not registered"));
+  ofi_faults().mutate = [](Message& m, iovec& v) {
+    if (m.kind == MessageKind::landed) land(m, v, {0, 0, 1, 8, 4089, 0});
+  };
+  ofi_faults().armed = false;
+  CHECK(contains(failure_of(1, 1, MK_ERROR_INTERNAL), "it writes to bytes [4089, +8)"));
+}
+
 TEST_CASE("a peer that acknowledges nothing is lost after MK_OFI_TIMEOUT_MS", "[ofi]") {
   if (absent()) return;
   reset_ofi_faults();
@@ -162,10 +217,33 @@ TEST_CASE("a malformed message ends the link, an unauthenticated one is not hear
     std::function<void(Message&, iovec&)> mutate;
   };
   const std::vector<Case> cases{
-      {"signal 65536 is outside", [](Message& m, iovec&) { m.signals[0] = kNumSignals; }},
-      {"kind 3 with 32 bytes and 2 signals", [](Message& m, iovec&) { m.count = 2; }},
-      {"kind 3 with 28 bytes and 0 signals", [](Message& m, iovec& v) { m.count = 0, v.iov_len = 28; }},
-      {"and 4294967295 signals", [](Message& m, iovec&) { m.count = ~0u; }},
+      {"signal 65536 is outside", [](Message& m, iovec&) { m.words[0] = kNumSignals; }},
+      {"kind 3 with 32 bytes and 2 words", [](Message& m, iovec&) { m.count = 2; }},
+      {"kind 3 with 28 bytes and 0 words", [](Message& m, iovec& v) { m.count = 0, v.iov_len = 28; }},
+      {"and 4294967295 words", [](Message& m, iovec&) { m.count = ~0u; }},
+      {"placed what is in slot 3, where nothing was",
+       [](Message& m, iovec&) { m.kind = MessageKind::placed, m.words[0] = 3; }},
+      {"kind 5 with 32 bytes and 1 words", [](Message& m, iovec&) { m.kind = MessageKind::landed; }},
+      {"a piece of 0 bytes in slot 1",
+       [](Message& m, iovec& v) {
+         land(m, v, {1, 0, 1, 0, 0, 0});
+       }},
+      {"a piece of 8 bytes in slot 8",
+       [](Message& m, iovec& v) {
+         land(m, v, {8, 0, 1, 8, 0, 0});
+       }},
+      {"a piece of 131073 bytes",
+       [](Message& m, iovec& v) {
+         land(m, v, {0, 0, 1, 131073, 0, 0});
+       }},
+      {"the region not in a GPU's",
+       [](Message& m, iovec& v) {
+         land(m, v, {0, 0, 1, 8, 0, 0});
+       }},
+      {"the region not in a GPU's",
+       [](Message& m, iovec& v) {
+         land(m, v, {0, 77777, 1, 8, 0, 0});
+       }},
       {"kind 9", [](Message& m, iovec&) { m.kind = static_cast<MessageKind>(9); }},
       {"unexpected message of kind 1",
        [](Message& m, iovec& v) { m.kind = MessageKind::hello, m.count = 0, v.iov_len = 28; }},

@@ -27,6 +27,19 @@ bool means_gone(int error) {
   }
 }
 
+bool may_have(MessageKind kind, uint32_t words) {
+  switch (kind) {
+    case MessageKind::signals:
+      return words > 0;
+    case MessageKind::landed:
+      return words == kLandedWords;
+    case MessageKind::placed:
+      return words == 1;
+    default:
+      return words == 0;
+  }
+}
+
 }  // namespace
 
 void OfiTransport::progress() {
@@ -105,7 +118,9 @@ void OfiTransport::complete(Operation& operation, size_t received_bytes) {
   Peer& peer = peer_of(operation.peer);
   if (peer.failed) return;
   peer.silent_since = Clock::now();
-  if (operation.kind == Kind::write) {
+  if (operation.kind == Kind::write && operation.stage != kNoStage) {
+    stage_written(operation.peer, operation.stage);
+  } else if (operation.kind == Kind::write) {
     OutgoingPut& outgoing = peer.puts[operation.put];
     --outgoing.pending;
     if (outgoing.pending == 0 && outgoing.posted == outgoing.put.bytes) bytes_in_place(peer, operation.put);
@@ -133,20 +148,22 @@ void OfiTransport::receive(const Message& message, size_t bytes) {
 
 Status OfiTransport::accept(int sender, const Message& message, size_t bytes) {
   Peer& peer = peer_of(sender);
-  const bool has_signals = message.kind == MessageKind::signals;
-  if (message.count > kSignalsPerMessage || bytes != message_bytes(message.count) ||
-      has_signals != (message.count > 0)) {
-    return Status(MK_ERROR_NETWORK, format("a message of kind %u with %zu bytes and %u signals",
+  if (message.count > kWordsPerMessage || bytes != message_bytes(message.count) ||
+      !may_have(message.kind, message.count)) {
+    return Status(MK_ERROR_NETWORK, format("a message of kind %u with %zu bytes and %u words",
                                            static_cast<unsigned>(message.kind), bytes, message.count));
   }
   if (peer.left) return Status(MK_ERROR_NETWORK, "a message after its farewell");
+  if (message.kind == MessageKind::landed) return accept_landed(sender, message);
+  if (message.kind == MessageKind::placed) return accept_placed(sender, message);
+  const bool has_signals = message.kind == MessageKind::signals;
   for (uint32_t n = 0; n < message.count; ++n) {
-    if (message.signals[n] >= kNumSignals) {
-      return Status(MK_ERROR_NETWORK, format("signal %u is outside [0, %u)", message.signals[n], kNumSignals));
+    if (message.words[n] >= kNumSignals) {
+      return Status(MK_ERROR_NETWORK, format("signal %u is outside [0, %u)", message.words[n], kNumSignals));
     }
   }
   if (has_signals) {
-    events_.signals.insert(events_.signals.end(), message.signals, message.signals + message.count);
+    events_.signals.insert(events_.signals.end(), message.words, message.words + message.count);
   } else if (message.kind == MessageKind::hello && sender > rank_ && !peer.greeted && !peer.owes) {
     peer.owes = true;
     peer.owed = MessageKind::answer;
@@ -170,7 +187,7 @@ void OfiTransport::check_timeouts() {
   for (size_t rank = 0; rank < peers_.size(); ++rank) {
     Peer& peer = peers_[rank];
     if (!peer.exists || peer.failed) continue;
-    const bool waits = peer.pending > 0 || !peer.to_write.empty() || !peer.signals.empty() || peer.owes;
+    const bool waits = peer.pending > 0 || peer.credits < kCreditsPerPeer || peer.owes;
     if (!waits || paused) {
       peer.silent_since = now;
     } else if (!peer.left && now - peer.silent_since > timeout_) {
@@ -189,6 +206,7 @@ void OfiTransport::fail(int rank, mk_status_t code, const std::string& why) {
   peer.owes = false;
   peer.to_write.clear();
   peer.signals.clear();
+  peer.notices.clear();
   events_.failures.push_back({rank, Status(code, format("rank %d: libfabric link (%s) to rank %d: %s", rank_,
                                                         fabric_->provider(), rank, why.c_str()))});
 }

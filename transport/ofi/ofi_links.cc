@@ -147,17 +147,17 @@ Status available() {
 Result<std::unique_ptr<Transport>> create(const TransportContext& context, Deadline deadline) {
   auto library = load_library();
   if (!library.ok()) return library.status();
-  return create_with(*library.value(), context, deadline);
+  return create_with(*library.value(), context, deadline, make_device_copies());
 }
 
 Result<std::unique_ptr<Transport>> create_with(const Library& library, const TransportContext& context,
-                                               Deadline deadline) {
+                                               Deadline deadline, std::unique_ptr<DeviceCopies> copies) {
   const auto timeout = env::integer("MK_OFI_TIMEOUT_MS", 100, 86400000);
   auto opened = open_endpoint(library, context.topology, context.exchange, timeout.status(),
                               OfiTransport::operations(context.topology.nranks), deadline);
   if (!opened.ok()) return opened.status();
-  auto transport =
-      std::make_unique<OfiTransport>(library, context, opened.take(), milliseconds(timeout.value()));
+  auto transport = std::make_unique<OfiTransport>(library, context, opened.take(),
+                                                  milliseconds(timeout.value()), std::move(copies));
   // Half of the time left, so that a failure can still be told to the others.
   const Status status = transport->start(Deadline::after(milliseconds(deadline.left_ms() / 2)));
   auto started = agree(status, {}, context.exchange, deadline, "greeting libfabric peers");

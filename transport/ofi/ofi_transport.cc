@@ -27,13 +27,15 @@ size_t OfiTransport::operations(int nranks) {
 }
 
 OfiTransport::OfiTransport(const Library& library, const TransportContext& context, Opened opened,
-                           std::chrono::milliseconds timeout)
+                           std::chrono::milliseconds timeout, std::unique_ptr<DeviceCopies> copies)
     : library_(library),
       rank_(context.topology.rank),
       abort_(context.abort),
+      region_table_(context.regions),
       timeout_(timeout),
       token_(opened.token),
       fabric_(std::move(opened.fabric)),
+      copies_(std::move(copies)),
       peers_(opened.peers.size()),
       largest_piece_(std::min(kPieceBytes, fabric_->largest_write())) {
   for (size_t rank = 0; rank < peers_.size(); ++rank) {
@@ -47,13 +49,22 @@ OfiTransport::~OfiTransport() {
   regions_.clear();
   fabric_->close_endpoint();
   messages_memory_.reset();
+  staging_memory_.reset();
 }
 
 Result<Bytes> OfiTransport::add_region(uint32_t region, std::byte* base, size_t bytes) {
   const std::lock_guard lock(mutex_);
   if (regions_.size() <= region) regions_.resize(region + 1);
   RegionKey key{};
-  if (bytes > 0) {
+  const bool on_device = copies_ && bytes > 0 && copies_->owns(base);
+  regions_[region].on_device = on_device;
+  regions_[region].base = base;
+  if (on_device) {
+    MK_RETURN_IF_ERROR(open_staging());
+    std::byte* landing = staging_ + staging_half();
+    key = {fi_mr_key(staging_memory_.get()),
+           fabric_->virtual_addresses() ? reinterpret_cast<uint64_t>(landing) : staging_half(), 1};
+  } else if (bytes > 0) {
     auto memory = fabric_->register_memory(base, bytes, FI_WRITE | FI_REMOTE_WRITE);
     if (!memory.ok()) return memory.status();
     key.key = fi_mr_key(memory.value().get());
@@ -80,7 +91,9 @@ Status OfiTransport::set_peer_keys(uint32_t region, std::span<const Bytes> keys)
 
 void OfiTransport::remove_region(uint32_t region) {
   const std::lock_guard lock(mutex_);
-  if (region < regions_.size()) regions_[region] = LocalRegion{};
+  if (region >= regions_.size()) return;
+  if (regions_[region].on_device) wait_for_landings(region);
+  regions_[region] = LocalRegion{};
 }
 
 bool OfiTransport::post(const Put& put) {
@@ -108,13 +121,36 @@ bool OfiTransport::post(const Put& put) {
 // Gives the provider what it takes of what waits for this peer.
 void OfiTransport::advance(int rank) {
   Peer& peer = peer_of(rank);
-  if (peer.owes && !peer.failed && send(rank, peer.owed, 0)) peer.owes = false;
-  while (!peer.to_write.empty() && write(rank, peer.to_write.front())) peer.to_write.pop_front();
-  // One message is kept back for the farewell.
-  while (!peer.signals.empty() && peer.free_messages.size() > 1) {
-    const auto count = static_cast<uint32_t>(std::min<size_t>(peer.signals.size(), kSignalsPerMessage));
-    if (!send(rank, MessageKind::signals, count)) break;
+  if (peer.owes && !peer.failed && send(rank, peer.owed, {})) peer.owes = false;
+  while (!peer.to_write.empty()) {
+    const uint32_t number = peer.to_write.front();
+    if (!(is_staged(peer.puts[number].put, rank) ? stage_pieces(rank, number) : write(rank, number))) break;
+    peer.to_write.pop_front();
   }
+  if (copies_) {
+    advance_stages(rank);
+    advance_landings(rank);
+  }
+  // One message is kept back for the farewell.
+  while (!peer.notices.empty() && peer.free_messages.size() > 1) {
+    if (!send(rank, peer.notices.front().kind, peer.notices.front().words)) break;
+    peer.notices.pop_front();
+  }
+  while (!peer.signals.empty() && peer.free_messages.size() > 1) {
+    const size_t waiting = peer.signals.size();
+    send_signals(rank);
+    if (peer.signals.size() == waiting) break;
+  }
+}
+
+void OfiTransport::send_signals(int rank) {
+  Peer& peer = peer_of(rank);
+  uint32_t words[kWordsPerMessage];
+  const size_t count = std::min<size_t>(peer.signals.size(), kWordsPerMessage);
+  std::copy_n(peer.signals.begin(), count, words);
+  if (!send(rank, MessageKind::signals, std::span(words, count))) return;
+  peer.signals.erase(peer.signals.begin(), peer.signals.begin() + static_cast<ptrdiff_t>(count));
+  peer.credits += static_cast<uint32_t>(count);
 }
 
 // Whether all bytes of the put have been posted.
@@ -146,29 +182,35 @@ bool OfiTransport::write_piece(int rank, uint32_t number, Operation& operation) 
   }
   const size_t bytes = std::min<size_t>(put.bytes - outgoing.posted, largest_piece_);
   const RegionKey& key = target->keys[static_cast<size_t>(rank)];
-  const iovec from{const_cast<std::byte*>(put.source) + outgoing.posted, bytes};
-  const fi_rma_iov to{key.base + put.target_offset + outgoing.posted, bytes, key.key};
-  void* descriptor = fi_mr_desc(source->memory.get());
+  operation.put = number;
+  operation.stage = kNoStage;
+  return post_write(rank, put.source + outgoing.posted, source->memory.get(),
+                    {key.base + put.target_offset + outgoing.posted, bytes, key.key}, operation) == 0;
+}
+
+// Not yet accounted for.
+ssize_t OfiTransport::post_write(int rank, const std::byte* source, fid_mr* memory, const fi_rma_iov& to,
+                                 Operation& operation) {
+  const iovec from{const_cast<std::byte*>(source), to.len};
+  void* descriptor = fi_mr_desc(memory);
   fi_msg_rma request{};
   request.msg_iov = &from;
   request.desc = &descriptor;
   request.iov_count = 1;
-  request.addr = peer.address.address;
+  request.addr = peer_of(rank).address.address;
   request.rma_iov = &to;
   request.rma_iov_count = 1;
   request.context = &operation.context;
-  operation.put = number;
   const ssize_t result = fi_writemsg(fabric_->endpoint(), &request, FI_DELIVERY_COMPLETE | FI_COMPLETION);
   if (result == -FI_EAGAIN) {
     blocked_ = true;
   } else if (result != 0) {
     fail(rank, MK_ERROR_NETWORK, "writing failed: " + describe(library_, result));
   }
-  return result == 0;
+  return result;
 }
 
-// Sends a message, with the first `num_signals` of those that wait.
-bool OfiTransport::send(int rank, MessageKind kind, uint32_t num_signals) {
+bool OfiTransport::send(int rank, MessageKind kind, std::span<const uint32_t> words) {
   Peer& peer = peer_of(rank);
   if (peer.free_messages.empty()) return false;
   Operation& operation = *peer.free_messages.back();
@@ -177,9 +219,9 @@ bool OfiTransport::send(int rank, MessageKind kind, uint32_t num_signals) {
   message.kind = kind;
   message.sender = static_cast<uint16_t>(rank_);
   message.token = peer.address.token;
-  message.count = num_signals;
-  std::copy_n(peer.signals.begin(), num_signals, message.signals);
-  const iovec from{&message, message_bytes(num_signals)};
+  message.count = static_cast<uint32_t>(words.size());
+  std::copy(words.begin(), words.end(), message.words);
+  const iovec from{&message, message_bytes(message.count)};
   void* descriptor = fi_mr_desc(messages_memory_.get());
   fi_msg request{};
   request.msg_iov = &from;
@@ -198,8 +240,6 @@ bool OfiTransport::send(int rank, MessageKind kind, uint32_t num_signals) {
   }
   peer.free_messages.pop_back();
   ++peer.pending;
-  peer.signals.erase(peer.signals.begin(), peer.signals.begin() + num_signals);
-  peer.credits += num_signals;
   return true;
 }
 
@@ -235,6 +275,7 @@ microseconds OfiTransport::prepare_wait(std::vector<pollfd>& descriptors) {
   const bool moved = moved_;
   moved_ = false;
   if (unreported()) return microseconds(0);
+  if (copies_ && copies_under_way()) return kDoubtSleep;
   const int descriptor = fabric_->wait_descriptor();
   if (descriptor < 0) return kRetrySleep;
   if (!fabric_->may_sleep()) return moved ? microseconds(0) : kDoubtSleep;
