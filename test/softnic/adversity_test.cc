@@ -189,7 +189,7 @@ TEST_CASE("rate and latency are those of the variables") {
   const double milliseconds = std::chrono::duration<double, std::milli>(steady_clock::now() - begin).count();
   // 4 MiB at 0.1 GB/s, and there and back.
   CHECK(milliseconds >= 41.9 + 10);
-  CHECK(milliseconds < 500);
+  CHECK(milliseconds < 5000);
 }
 
 TEST_CASE("late completions and delays cost time and nothing else") {

@@ -75,7 +75,7 @@ class Node {
             std::optional<uint32_t> immediate = std::nullopt, bool signaled = true);
   int receive(uint64_t wr_id = 0);
   // The next completion; none within the time: the status is that of a time-out of this test, -1.
-  ibv_wc wait(int milliseconds = 10000);
+  ibv_wc wait(int milliseconds = 30000);
   std::optional<ibv_wc> poll();
   // Sleeps on the completion channel until there is an event. False: there was none in time.
   bool sleep(int milliseconds);

@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <thread>
 
 #include "../support/catch.h"
 #include "node.h"
@@ -403,6 +404,23 @@ TEST_CASE("a queue pair and a device can fail by themselves") {
   REQUIRE(event.has_value());
   CHECK(event->event_type == IBV_EVENT_DEVICE_FATAL);
   CHECK(softnic_inject(pair.a.context, "no such fault", nullptr, 0) == EINVAL);
+}
+
+TEST_CASE("a queue pair is destroyed only when its events are acknowledged") {
+  const Environment environment{};
+  Pair pair;
+  REQUIRE(softnic_inject(pair.a.context, "qp_fatal", pair.a.qp, 0) == 0);
+  ibv_async_event event{};
+  REQUIRE(ibv_get_async_event(pair.a.context, &event) == 0);
+  constexpr std::chrono::milliseconds kLater{50};
+  const auto begin = std::chrono::steady_clock::now();
+  std::thread other([&] {
+    std::this_thread::sleep_for(kLater);
+    ibv_ack_async_event(&event);
+  });
+  pair.a.destroy_qp();
+  CHECK(std::chrono::steady_clock::now() - begin >= kLater);
+  other.join();
 }
 
 TEST_CASE("a small read brings bytes back") {

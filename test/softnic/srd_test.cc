@@ -159,6 +159,32 @@ TEST_CASE("SRD: misuse is refused") {
   CHECK(pair.a.wait().status == IBV_WC_SUCCESS);
 }
 
+TEST_CASE("SRD: inline data in an RDMA write, where the driver can") {
+  const Environment environment{{"KIND", "efa"}, {"EFA_INLINE_WRITE", "1"}};
+  Node b;
+  Node a;
+  const Contact to_b = b.contact();
+  efadv_qp_init_attr efa{};
+  ibv_qp_init_attr_ex attributes = srd_attributes(a);
+  attributes.cap.max_inline_data = 32;
+  a.destroy_qp();
+  a.qp = efadv_create_qp_ex(a.context, &attributes, &efa, sizeof(efa));
+  REQUIRE(a.qp != nullptr);
+  REQUIRE(a.connect(to_b) == 0);
+  REQUIRE(b.connect(a.contact()) == 0);
+  ibv_qp_ex* const ex = ibv_qp_to_qp_ex(a.qp);
+  for (const size_t bytes : {size_t{6}, size_t{33}}) {
+    char data[33] = "inline";
+    ibv_wr_start(ex);
+    ibv_wr_rdma_write(ex, to_b.rkey, to_b.address);
+    ibv_wr_set_ud_addr(ex, a.handle_for(to_b), to_b.qp_number, kQkey);
+    ibv_wr_set_inline_data(ex, data, bytes);
+    REQUIRE(ibv_wr_complete(ex) == (bytes <= 32 ? 0 : EINVAL));
+  }
+  CHECK(a.wait().status == IBV_WC_SUCCESS);
+  CHECK(std::memcmp(b.memory.data(), "inline", 6) == 0);
+}
+
 TEST_CASE("SRD: queue pairs come from efadv_create_qp_ex alone") {
   const Environment environment{{"KIND", "efa"}};
   Node node;
