@@ -24,7 +24,10 @@ NodeOptions large() {
 }
 
 bool meet(Node& node, int socket, Contact& peer) {
-  return give(socket, node.contact()) && take(socket, peer) && node.connect(peer) == 0;
+  // Both are connected before either goes on: SRD does not wait for a peer that does not know it yet.
+  char ready = 'r';
+  return give(socket, node.contact()) && take(socket, peer) && node.connect(peer) == 0 && give(socket, ready) &&
+         take(socket, ready);
 }
 
 // Writes everything with an immediate, then stays until told to go.
