@@ -136,7 +136,11 @@ ssize_t read_queue(fid_cq* queue, void* buffer, size_t count) {
 
 ssize_t read_error(fid_cq* queue, fi_cq_err_entry* entry, uint64_t flags) {
   State& state = state_of(queue);
-  if (!state.error) return g_real.cq.readerr(queue, entry, flags);
+  if (!state.error) {
+    const ssize_t count = g_real.cq.readerr(queue, entry, flags);
+    // Nobody knows of the write that was reported complete and then failed.
+    return count == 1 && entry->op_context == &g_lie ? -FI_EAGAIN : count;
+  }
   *entry = *state.error;
   state.error.reset();
   return 1;
