@@ -59,10 +59,12 @@ Status CudaRank::allocate(int device, Deadline deadline) {
   MK_RETURN_IF_ERROR(
       cuda_error(cudaHostGetDevicePointer(reinterpret_cast<void**>(&device_mailbox_), mailbox_, 0),
                  "mapping host memory"));
-  MK_RETURN_IF_ERROR(cuda_error(cudaDeviceSynchronize(), "clearing the launch state"));
   MK_RETURN_IF_ERROR(agree_on_sms(deadline));
-  MK_RETURN_IF_ERROR(cuda_error(cudaMalloc(reinterpret_cast<void**>(&staging_), num_sms_ * STAGING_BYTES),
-                                "allocating the staging memory"));
+  MK_RETURN_IF_ERROR(cuda_error(
+      cudaMalloc(reinterpret_cast<void**>(&partials_), STAGING_FLAGS_BYTES + num_sms_ * STAGING_BYTES),
+      "allocating the staging memory"));
+  MK_RETURN_IF_ERROR(cuda_error(cudaMemset(partials_, 0, STAGING_FLAGS_BYTES), "clearing the staging memory"));
+  MK_RETURN_IF_ERROR(cuda_error(cudaDeviceSynchronize(), "clearing the launch state"));
   // The control block is the first piece, at offset 0.
   const Result<size_t> control = memory_->grow(ControlLayout{topology.nranks}.bytes(), deadline);
   if (!control.ok()) return control.status();
@@ -99,7 +101,7 @@ CudaRank::~CudaRank() {
   stopping_.notify_all();
   if (watcher_.joinable()) watcher_.join();
   if (state_ != nullptr) cudaFree(state_);
-  if (staging_ != nullptr) cudaFree(staging_);
+  if (partials_ != nullptr) cudaFree(partials_);
   if (mailbox_ != nullptr) cudaFreeHost(mailbox_);
 }
 
@@ -118,7 +120,8 @@ RankComm CudaRank::comm(const Arena& arena) const {
   comm.arena = arena.offset;
   comm.bank_bytes = arena.bank_bytes;
   comm.state = state_;
-  comm.staging = staging_;
+  comm.partials = partials_;
+  comm.staging = partials_ + STAGING_FLAGS_BYTES;
   comm.mailbox = device_mailbox_;
   comm.wait_timeout_ns = static_cast<uint64_t>(context_.config.wait_timeout_ms) * 1000000;
   return comm;

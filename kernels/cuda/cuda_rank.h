@@ -60,7 +60,7 @@ class CudaRank {
   std::unique_ptr<SymmetricMemory> memory_;
   std::vector<std::byte*> bases_;
   LaunchState* state_ = nullptr;
-  std::byte* staging_ = nullptr;
+  std::byte* partials_ = nullptr;
   HostMailbox* mailbox_ = nullptr;         // as the host addresses it
   HostMailbox* device_mailbox_ = nullptr;  // as the device does
   uint64_t birth_ns_ = 0;

@@ -102,8 +102,9 @@ TileSchedule tiles_of(const GemmCall& call, const RankGemmPlan& plan, int num_ct
           static_cast<int>(ceil_div(call.n, plan.gemm.block_n)),
           static_cast<int>(ceil_div(call.k, GEMM_BLOCK_K)),
           num_ctas,
-          0,
-          plan.gemm.group_m};
+          plan.gemm.num_streamk_tiles,
+          plan.gemm.group_m,
+          true};
 }
 
 cudaError_t launch_gather(const GemmCall& call, const RankGemmPlan& plan, const RankComm& comm, int num_ctas,
@@ -126,12 +127,6 @@ cudaError_t launch_gather(const GemmCall& call, const RankGemmPlan& plan, const 
   const int64_t box_source = plan.merged ? call.m : max_rows;
   if (!fill_load(call, plan.gemm, own_rows, box_source, kernel.stage_bytes, area, &params.load))
     return cudaErrorInvalidValue;
-  const bool has_a = own_rows > 0 && call.k > 0;
-  const int64_t lda = std::max<int64_t>(round_up(std::max(call.lda, call.k), 8), 8);
-  if (!encode_tensor_map(&params.map_push, gemm_type(call.dtype), has_a ? call.a : area, own_rows, call.k, lda,
-                         PIECE_ROWS, BOX_COLUMNS, false)) {
-    return cudaErrorInvalidValue;
-  }
   for (int bank = 0; bank < 2; ++bank) {
     if (!encode_tensor_map(&params.map_gathered[bank], gemm_type(call.dtype), area + bank * comm.bank_bytes,
                            call.m, call.k, std::max<int64_t>(round_up(call.k, 8), 8),
@@ -140,11 +135,14 @@ cudaError_t launch_gather(const GemmCall& call, const RankGemmPlan& plan, const 
     }
   }
   params.tiles = tiles_of(call, plan, num_ctas - plan.plan.copy_ctas);
+  params.order = {std::max(1, plan.tile_rows), plan.merged ? 0 : comm.nranks - 1};
   params.epilogue = epilogue_of(call);
-  params.tile_rows = std::max(1, plan.tile_rows);
   params.m = static_cast<int>(call.m);
   params.max_rows = static_cast<int>(std::max<int64_t>(1, max_rows));
   params.merged = plan.merged;
+  params.push_order = {plan.merged ? 0 : params.order.tile_rows,
+                       std::max(1, params.order.num_in_turn) * plan.plan.chunk_rows / plan.gemm.block_m,
+                       params.tiles.group_m, std::max(1, params.tiles.num_n_tiles), params.tiles.num_workers};
   params.num_panels = plan.num_panels;
   params.panel_steps = plan.panel_steps;
   params.piece_rows = piece_rows(std::min<int64_t>(call.k, int64_t{plan.panel_steps} * GEMM_BLOCK_K) * 2);
@@ -180,6 +178,7 @@ cudaError_t launch_reduction(const GemmCall& call, const RankGemmPlan& plan, con
   params.first_gather_flag = static_cast<int>(comm.nranks * plan.tiles_per_owner);
   params.gather_begin = plan.gather_begin;
   params.gather_pitch = plan.gather_pitch;
+  params.is_paced = plan.is_paced;
   return launch(kernel, params, num_ctas, stream);
 }
 

@@ -15,17 +15,22 @@ using gemm_reduce_scatter::Reduction;
 
 // Chunks of gathered rows are as high as the highest tile, so that they do not depend on a rank's own choice.
 constexpr int CHUNK_ROWS = 128;
-// Coordinates of TMA are 32 bits.
-constexpr int64_t kMaxSize = INT32_MAX - 65536;
+// Coordinates of TMA, and bytes of a row, are 32 bits.
+constexpr int64_t kMaxSize = (INT32_MAX - 65536) / 2;
 constexpr int MAX_PANELS = 8;
 constexpr int MIN_PANEL_STEPS = 4;
 // What two more hops cost, in bytes on the link: beyond it, an all-reduce goes by way of owners.
 constexpr int64_t ONE_SHOT_EXTRA_BYTES = 4000000;
 constexpr int64_t MAX_ONE_SHOT_ROWS = 1024;
 constexpr int64_t TYPICAL_K = 2048;
+constexpr double LINK_BYTES_PER_US = 363e3;
+// Of a product's time, that the links may need, for pushes to be paced.
+constexpr double PACED_SHARE = 0.85;
 
-// The tile for `rows` rows (whole ranks'), by the model of the plain product.
-GemmPlan choose_tile(const GemmCall& call, int64_t rows_of_rank, int num_owners, int64_t k, int num_sms) {
+// The tile for `rows` rows (whole ranks'), by the model of the plain product; with `cuts`, tiles of the last
+// wave may be cut along k.
+GemmPlan choose_tile(const GemmCall& call, int64_t rows_of_rank, int num_owners, int64_t k, int num_sms,
+                     bool cuts) {
   GemmPlan best;
   for (const GemmTile& tile : RANK_GEMM_TILES) {
     if (call.tuning.tile_m > 0 && call.tuning.tile_m != tile.block_m) continue;
@@ -39,6 +44,10 @@ GemmPlan choose_tile(const GemmCall& call, int64_t rows_of_rank, int num_owners,
     shape.b_transposed = call.b_layout == MK_LAYOUT_NK;
     const GemmPlan plan = gemm_plan_with(shape, num_sms, tile, 1, -1);
     if (best.block_m == 0 || plan.predicted_us < best.predicted_us) best = plan;
+    const int64_t rest = gemm_plan_num_tiles(shape, plan) % num_sms;
+    if (!cuts || rest == 0) continue;
+    const GemmPlan cut = gemm_plan_with(shape, num_sms, tile, 1, static_cast<int>(rest));
+    if (cut.num_workers == num_sms && cut.predicted_us < best.predicted_us) best = cut;
   }
   return best;
 }
@@ -74,49 +83,46 @@ int compute_ctas(const GemmCall& call, int num_ctas) {
   return call.tuning.compute_ctas > 0 ? std::min(call.tuning.compute_ctas, num_ctas) : num_ctas;
 }
 
-// CTAs that only push. Push warps beside the product slow it down while they keep the link busy, by up to a
-// half, so where a few CTAs bring the rows in time they do it alone. 0: push warps.
-int choose_push_ctas(const GemmCall& call, int nranks, int num_sms, double product_us) {
-  constexpr double BYTES_PER_US_OF_CTA = 25e3;
+// CTAs that only push, beside a product of `product_us` in which `bytes` are to go to peers.
+int choose_push_ctas(const GemmCall& call, int num_sms, double bytes, double product_us) {
+  constexpr double BYTES_PER_US_OF_CTA = 38e3;
   constexpr double MIN_PUSH_CTAS = 3;
-  constexpr int MAX_PUSH_CTAS = 12;
-  if (call.tuning.copy_ctas > 0) return std::min(call.tuning.copy_ctas, num_sms - 1);
-  // A share of the rows is wanted after each share of the product's time but the first.
-  const double bytes = static_cast<double>(ceil_div(call.m, nranks) * call.k * 2) * (nranks - 1);
-  if (bytes == 0 || product_us <= 0) return 0;
-  const double bytes_per_us = bytes * nranks / (nranks - 1) / product_us;
-  const double wanted = std::max(MIN_PUSH_CTAS, std::ceil(bytes_per_us / BYTES_PER_US_OF_CTA));
-  return wanted <= std::min(MAX_PUSH_CTAS, num_sms / 8) ? static_cast<int>(wanted) : 0;
+  constexpr double MAX_PUSH_CTAS = 10;  // which fill the links
+  const int most = std::max(1, num_sms / 8);
+  if (call.tuning.copy_ctas > 0) return std::clamp(call.tuning.copy_ctas, 1, std::max(1, num_sms - 1));
+  if (bytes == 0) return 0;
+  const double wanted = std::ceil(bytes / std::max(1.0, product_us) / BYTES_PER_US_OF_CTA);
+  return std::min(most, static_cast<int>(std::clamp(wanted, MIN_PUSH_CTAS, MAX_PUSH_CTAS)));
 }
 
 Status plan_gather(const GemmCall& call, int rank, int nranks, int num_sms, RankGemmPlan& to) {
   const int64_t max_rows = ceil_div(call.m, nranks);
   const int64_t k_steps = ceil_div(call.k, GEMM_BLOCK_K);
+  const int64_t flags_per_panel = int64_t{nranks} * std::max(1, num_chunks(max_rows, CHUNK_ROWS));
   to.merged = max_rows < CHUNK_ROWS;
   to.num_owners = to.merged ? 1 : nranks;
   const int64_t rows = to.merged ? call.m : max_rows;
   const int all_ctas = compute_ctas(call, num_sms);
-  to.gemm = choose_tile(call, rows, to.num_owners, call.k, all_ctas);
+  to.gemm = choose_tile(call, rows, to.num_owners, call.k, all_ctas, true);
   if (to.gemm.block_m == 0) return {};
-  // A product of one wave waits for the last rows whoever pushes, and all SMs can.
+  // Pushes from an SM hold up its product by up to a half, so a few SMs do nothing else; but a product of one
+  // wave waits for the last rows whoever pushes, and all SMs can. Rows are wanted over the time of the others'
+  // tiles.
   const bool has_waves = to.gemm.num_workers == all_ctas;
-  to.plan.copy_ctas = has_waves || call.tuning.copy_ctas > 0
-                          ? choose_push_ctas(call, nranks, num_sms, to.gemm.predicted_us)
-                          : 0;
+  const double bytes = static_cast<double>(max_rows * call.k * 2) * nranks;
+  to.plan.copy_ctas =
+      has_waves || call.tuning.copy_ctas > 0 ? choose_push_ctas(call, num_sms, bytes, to.gemm.predicted_us) : 0;
   num_sms = compute_ctas(call, num_sms - to.plan.copy_ctas);
-  to.gemm = choose_tile(call, rows, to.num_owners, call.k, num_sms);
+  to.gemm = choose_tile(call, rows, to.num_owners, call.k, num_sms, true);
   to.tile_rows = static_cast<int>(ceil_div(to.merged ? call.m : max_rows, to.gemm.block_m));
-  // With all tiles in flight at once, or nearly, they wait for their data together: panels. Else rows are
-  // wanted one rank's after the other's.
-  const int64_t tiles = int64_t{to.num_owners} * to.tile_rows * ceil_div(call.n, to.gemm.block_n);
-  to.num_panels = tiles >= 2 * num_sms
-                      ? 1
-                      : static_cast<int>(std::clamp<int64_t>(k_steps / MIN_PANEL_STEPS, 1, MAX_PANELS));
+  // Tiles in flight at once would wait for their data together: panels.
+  to.num_panels = static_cast<int>(
+      std::clamp<int64_t>(std::min(k_steps / MIN_PANEL_STEPS, kFlagsPerBank / flags_per_panel), 1, MAX_PANELS));
   to.panel_steps = static_cast<int>(std::max<int64_t>(1, ceil_div(k_steps, to.num_panels)));
   to.num_panels = static_cast<int>(std::max<int64_t>(1, ceil_div(k_steps, to.panel_steps)));
   to.area_bytes = call.m * round_up(call.k * 2, 16);
   fill_public_plan(call, nranks, num_sms, to);
-  const int64_t flags = int64_t{nranks} * to.plan.num_chunks * to.num_panels;
+  const int64_t flags = flags_per_panel * to.num_panels;
   if (flags > kFlagsPerBank) return too_many_flags(call, flags);
   to.plan.chunk_bytes = std::min<int64_t>(CHUNK_ROWS, max_rows) * to.panel_steps * GEMM_BLOCK_K * 2;
   to.plan.link_bytes = rows_count(call.m, nranks, rank) * call.k * 2 * (nranks - 1);
@@ -158,7 +164,7 @@ Status plan_reduction(const GemmCall& call, int rank, int nranks, int num_sms, R
   to.num_owners = one_shot ? 1 : nranks;
   const int64_t rows = one_shot ? call.m : max_rows;
   // All ranks must choose the same tile, in which partial sums travel, but k is each rank's own.
-  to.gemm = choose_tile(call, rows, to.num_owners, TYPICAL_K, num_sms);
+  to.gemm = choose_tile(call, rows, to.num_owners, TYPICAL_K, num_sms, false);
   if (to.gemm.block_m == 0) return {};
   to.tile_rows = static_cast<int>(ceil_div(rows, to.gemm.block_m));
   to.tiles_per_owner = to.tile_rows * ceil_div(call.n, to.gemm.block_n);
@@ -186,6 +192,9 @@ Status plan_reduction(const GemmCall& call, int rank, int nranks, int num_sms, R
   to.plan.link_bytes = one_shot ? call.m * row_bytes * (nranks - 1) : (call.m - own_rows) * row_bytes;
   if (to.reduction == Reduction::two_shot)
     to.plan.link_bytes += own_rows * call.n * element_bytes(call.out_dtype) * (nranks - 1);
+  // Partial sums leave while the others' tiles, all but one rank's, are computed.
+  const double product_us = to.gemm.predicted_us * static_cast<double>(call.k) / TYPICAL_K;
+  to.is_paced = static_cast<double>(to.plan.link_bytes) < PACED_SHARE * LINK_BYTES_PER_US * product_us;
   return {};
 }
 

@@ -20,6 +20,7 @@ struct RankGemmPlan {
   int num_panels = 1;
   int panel_steps = 1;
   // Reductions.
+  bool is_paced = false;  // pushes leave the links free most of the time
   gemm_reduce_scatter::Reduction reduction = gemm_reduce_scatter::Reduction::scatter;
   int64_t tiles_per_owner = 0;
   int64_t slot_bytes = 0;

@@ -1,74 +1,114 @@
 // SPDX-License-Identifier: MIT
-// Pushing by the bulk copy engine: a warp has a buffer in shared memory that a piece goes through on its way to
-// a peer. Two warps of a CTA that computes, so that the SM's load and store units are left to the product; or
-// all warps of a CTA that does nothing else.
+// Pushing by the bulk copy engine: a warp has two buffers in shared memory, through which pieces go on their
+// way to a peer, one being loaded while the other is stored. Warps of a CTA that computes, or of a CTA that
+// does nothing else.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/device/push_signals.cuh"
 #include "kernels/ptx/mbarrier.cuh"
 #include "kernels/ptx/tma.cuh"
 #include "kernels/ptx/warp.cuh"
 
 namespace mk {
 
-constexpr int NUM_PUSH_WARPS = 2;
-constexpr int PUSH_BUFFER_BYTES = 8192;
+constexpr int NUM_PUSH_WARPS = 2;  // of a CTA that computes
+constexpr int PUSH_STAGES = 2;
+// A piece of a push warp beside a product, and of a warp of a CTA that does nothing else.
+constexpr int PUSH_PIECE_BYTES = 4096;
+constexpr int PUSH_CTA_PIECE_BYTES = 8192;
 // Named barrier of the push warps; those below are the mainloop's (gemm_roles.cuh).
 constexpr int PUSH_BARRIER = 6;
 
+template <int NUM_WARPS_, int PIECE_BYTES_>
 struct alignas(128) PushStorage {
-  uint8_t bytes[NUM_PUSH_WARPS][PUSH_BUFFER_BYTES];
-  uint64_t loaded[NUM_PUSH_WARPS];
+  static constexpr int NUM_WARPS = NUM_WARPS_;
+  static constexpr int PIECE_BYTES = PIECE_BYTES_;
+  uint8_t bytes[NUM_WARPS][PUSH_STAGES][PIECE_BYTES];
+  uint64_t loaded[NUM_WARPS][PUSH_STAGES];
 };
 
 // By one thread, before a fence.mbarrier_init and a CTA-wide barrier.
-__device__ __forceinline__ void push_init(PushStorage& storage) {
-  for (uint64_t& loaded : storage.loaded) ptx::mbarrier_init(&loaded, 1);
+template <class Storage>
+__device__ __forceinline__ void push_init(Storage& storage) {
+  for (auto& warp : storage.loaded) {
+    for (uint64_t& loaded : warp) ptx::mbarrier_init(&loaded, 1);
+  }
 }
 
-// The shared memory of a CTA that only pushes.
-template <int NUM_WARPS>
-struct alignas(128) PushCtaStorage {
-  static constexpr int BUFFERS = 2;  // of PUSH_BUFFER_BYTES, one after another
-  uint8_t bytes[NUM_WARPS][BUFFERS * PUSH_BUFFER_BYTES];
-  uint64_t loaded[NUM_WARPS];
+// A CTA that only pushes: all of its warps, but the last, which signals.
+template <int NUM_THREADS>
+struct PushCtaStorage {
+  static constexpr int NUM_WARPS = NUM_THREADS / 32 - 1;
+  PushStorage<NUM_WARPS, PUSH_CTA_PIECE_BYTES> push;
+  PushSignals<NUM_WARPS> signals;
 };
 
+// By all its threads.
+template <int NUM_THREADS>
+__device__ __forceinline__ void push_cta_init(PushCtaStorage<NUM_THREADS>& storage) {
+  if (threadIdx.x == 0) {
+    push_init(storage.push);
+    push_signals_init(storage.signals);
+    ptx::fence_mbarrier_init_release_cluster();
+  }
+  __syncthreads();
+}
+
 // A push warp's side of it. All functions are called by the whole warp.
+template <class Storage>
 class BulkPush {
  public:
-  template <class Storage>
+  static constexpr int PIECE_BYTES = Storage::PIECE_BYTES;
+
   __device__ BulkPush(Storage& storage, int warp)
-      : buffer_(storage.bytes[warp]), loaded_(&storage.loaded[warp]) {}
+      : buffers_(storage.bytes[warp]), loaded_(storage.loaded[warp]) {}
 
-  __device__ uint8_t* buffer() const { return buffer_; }
-  __device__ uint64_t* loaded() const { return loaded_; }
-
-  // Brings `num_bytes` into the buffer: issue() asks for them, every lane for its part.
-  template <class Issue>
-  __device__ __forceinline__ void load(uint32_t num_bytes, Issue&& issue) {
-    ptx::cp_async_bulk_wait_group_read<0>();  // what was stored from the buffer has been read
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive_expect_tx(loaded_, num_bytes);
-    __syncwarp();
-    issue();
-    while (!ptx::mbarrier_try_wait_parity(loaded_, phase_)) {
+  // Moves the pieces that next(&piece) gives until it answers false; each is loaded while the one before is
+  // being stored. load(piece, buffer, loaded) asks for it, every lane for its part; store(piece, buffer) asks
+  // for its way out. One commit group a piece.
+  template <class Piece, class Next, class Load, class Store>
+  __device__ __forceinline__ void move(Next&& next, Load&& load, Store&& store) {
+    Piece piece;
+    bool has_piece = next(&piece);
+    if (has_piece) begin_load(piece, stage_, load);
+    while (has_piece) {
+      Piece following;
+      has_piece = next(&following);
+      if (has_piece) begin_load(following, stage_ ^ 1, load);
+      while (!ptx::mbarrier_try_wait_parity(&loaded_[stage_], phases_ >> stage_ & 1)) {
+      }
+      phases_ ^= 1u << stage_;
+      store(piece, buffers_[stage_]);
+      stage_ ^= 1;
+      piece = following;
     }
-    phase_ ^= 1;
   }
 
-  // Until everything stored is where it belongs, and may be signalled by any lane.
+  // Until everything stored but the last NUM_PENDING pieces is where it belongs, and may be signalled by any
+  // lane.
+  template <int NUM_PENDING>
   __device__ __forceinline__ void complete() {
-    ptx::cp_async_bulk_wait_group<0>();
+    ptx::cp_async_bulk_wait_group<NUM_PENDING>();
     __syncwarp();
   }
 
  private:
-  uint8_t* const buffer_;
-  uint64_t* const loaded_;
-  uint32_t phase_ = 0;
+  static_assert(PUSH_STAGES == 2);
+
+  template <class Piece, class Load>
+  __device__ __forceinline__ void begin_load(const Piece& piece, int stage, Load&& load) {
+    ptx::cp_async_bulk_wait_group_read<0>();  // what was stored from the buffer has been read
+    __syncwarp();
+    load(piece, buffers_[stage], &loaded_[stage]);
+  }
+
+  uint8_t (&buffers_)[PUSH_STAGES][PIECE_BYTES];
+  uint64_t (&loaded_)[PUSH_STAGES];
+  uint32_t phases_ = 0;
+  int stage_ = 0;
 };
 
 }  // namespace mk

@@ -50,6 +50,13 @@ struct HostMailbox {
   DeviceFlight flights[NUM_FLIGHTS];  // launch e at e % NUM_FLIGHTS
 };
 
+// Tiles that a CTA has finished and its push warps have yet to send; the largest is 128x256 of fp32.
+constexpr int NUM_STAGED_TILES = 2;
+constexpr size_t STAGING_BYTES = NUM_STAGED_TILES * 128 * 256 * 4;
+// In front of it, for the flags of tiles cut along k, whose partial sums take its place: a PartialsLayout
+// begins there.
+constexpr size_t STAGING_FLAGS_BYTES = 4096;
+
 // In this rank's device memory, zero before the first launch.
 struct LaunchState {
   uint64_t epoch;          // launches completed
@@ -59,14 +66,11 @@ struct LaunchState {
   uint32_t failed;         // this launch has reported an error: waits end
   uint32_t aborted;        // the host has called for the end, once and for all
   uint64_t host_look_ns;   // when a wait last looked at the host's word
-  uint32_t gather_ticket;  // pieces handed out
+  uint32_t gather_ticket;  // pieces handed out, of a launch
+  uint32_t push_ticket;
   // Arrivals of a chunk's pieces; the last to arrive raises the chunk's flag and puts the count back to 0.
   uint32_t counts[kFlagsPerBank];
 };
-
-// Tiles that a CTA has finished and its push warps have yet to send; the largest is 128x256 of fp32.
-constexpr int NUM_STAGED_TILES = 2;
-constexpr size_t STAGING_BYTES = NUM_STAGED_TILES * 128 * 256 * 4;
 
 // Ranks of a node, at most.
 constexpr int MAX_LOCAL_RANKS = 32;
@@ -81,7 +85,8 @@ struct RankComm {
   size_t arena;                        // the receive areas' offset in it, bank 0 before bank 1
   size_t bank_bytes;
   LaunchState* state;
-  std::byte* staging;  // in device memory, STAGING_BYTES a CTA
+  std::byte* partials;  // in device memory: STAGING_FLAGS_BYTES, zero between launches,
+  std::byte* staging;   // and behind them STAGING_BYTES a CTA
   HostMailbox* mailbox;
   uint64_t wait_timeout_ns;
   EntryRecord entry;  // the epoch left to the kernel

@@ -18,7 +18,7 @@ template <class Config>
 struct RankGemmStorage {
   MainloopStorage<Config> mainloop;
   EpilogueBuffers<1> epilogue[Config::NUM_CONSUMER_WARPS];
-  PushStorage push;
+  PushStorage<NUM_PUSH_WARPS, PUSH_PIECE_BYTES> push;
   // Finished tiles, from the consumers to the push warps.
   uint64_t staged_full[NUM_STAGED_TILES];
   uint64_t staged_empty[NUM_STAGED_TILES];
@@ -43,7 +43,7 @@ struct CopyWarp {
   __device__ bool pushes() const { return warp < NUM_PUSH_WARPS; }
   // The launch's one warp that meets the other ranks.
   __device__ bool greets() const { return blockIdx.x == 0 && warp == NUM_PUSH_WARPS; }
-  // Of all CTAs' copy warps, the push warps first; neighbours are in different CTAs.
+  // Of all CTAs' copy warps; neighbours are in different CTAs.
   __device__ int index() const { return warp * num_ctas + blockIdx.x; }
 };
 
@@ -71,18 +71,6 @@ __device__ __forceinline__ void run_roles(int num_ctas, Produce&& produce, Copy&
     if constexpr (DEAL_REGISTERS) ptx::setmaxnreg_inc<NUM_CONSUMER_REGISTERS>();
     consume(warpgroup);
   }
-}
-
-// Counts a warp's part of a chunk as done, when all its lanes have written it; true on the last of `expected`,
-// which then sees what the others wrote and may tell a peer.
-__device__ __forceinline__ bool arrive(uint32_t* count, uint32_t expected) {
-  __syncwarp();
-  bool is_last = false;
-  if (threadIdx.x % 32 == 0) {
-    is_last = ptx::atom_acq_rel_gpu_add(count, 1) + 1 == expected;
-    if (is_last) ptx::st_relaxed_gpu(count, 0);
-  }
-  return __shfl_sync(~0u, is_last, 0);
 }
 
 template <class Params>

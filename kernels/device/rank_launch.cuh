@@ -33,6 +33,11 @@ class RankLaunch {
   // After the data of a chunk, which this thread has seen complete.
   __device__ void raise_flag(int rank, int index) const { ptx::st_release_sys(flag(rank, index), epoch_); }
 
+  // The same after a fence that covers the data.
+  __device__ void raise_flag_relaxed(int rank, int index) const {
+    ptx::st_relaxed_sys(flag(rank, index), epoch_);
+  }
+
   // False: the launch is to end without it.
   __device__ bool wait_flag(int index, DeviceRole role, DeviceObject object, int peer,
                             uint64_t object_index) const {
@@ -207,6 +212,7 @@ __device__ inline void RankLaunch::end_cta() const {
   const bool failed = ptx::ld_relaxed_gpu(&state.failed) != 0 || ptx::ld_relaxed_gpu(&state.aborted) != 0;
   state.num_exited = 0;
   state.gather_ticket = 0;
+  state.push_ticket = 0;
   state.failed = 0;
   state.running = 0;
   state.epoch = epoch_;

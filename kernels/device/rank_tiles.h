@@ -13,22 +13,33 @@ struct RankTile {
   int index;  // row of tiles within the rank's
 };
 
-// Walks a TileSchedule whose rows of tiles are `tile_rows` for each rank; tiles that a rank with fewer rows
-// does not have are passed over. Producer and consumers walk alike.
+// The order in which ranks' rows of tiles, `tile_rows` for each, follow one another: the first rank's, then
+// either those of the `num_in_turn` others in turn, or, with none of them, all of one rank's after the other's.
+struct RankTileOrder {
+  int tile_rows;
+  int num_in_turn;
+
+  MK_HOST_DEVICE RankTile place(const TileWork& work) const {
+    if (num_in_turn == 0) return {work.m_tile / tile_rows, work.m_tile % tile_rows};
+    if (work.m_tile < tile_rows) return {0, work.m_tile};
+    const int others = work.m_tile - tile_rows;
+    const int index = others / num_in_turn;
+    return {1 + others - index * num_in_turn, index};
+  }
+};
+
+// Walks a TileSchedule of ranks' rows of tiles; tiles that a rank with fewer rows does not have are passed
+// over. Producer and consumers walk alike.
 class RankTileCursor {
  public:
+  MK_HOST_DEVICE RankTileCursor(const TileSchedule& schedule, int worker, const RankTileOrder& order)
+      : cursor_(schedule, worker), order_(order) {}
+
   // rows_of(position): rows of the rank at that place.
-  MK_HOST_DEVICE RankTileCursor(const TileSchedule& schedule, int worker, int tile_rows)
-      : cursor_(schedule, worker), tile_rows_(tile_rows) {}
-
-  MK_HOST_DEVICE static RankTile place(const TileWork& work, int tile_rows) {
-    return {work.m_tile / tile_rows, work.m_tile % tile_rows};
-  }
-
   template <class RowsOf>
   MK_HOST_DEVICE bool next(TileWork* work, int block_m, RowsOf&& rows_of) {
     while (cursor_.next(work)) {
-      const RankTile tile = place(*work, tile_rows_);
+      const RankTile tile = order_.place(*work);
       if (int64_t{tile.index} * block_m < rows_of(tile.position)) {
         work->ordinal = num_tiles_++;
         return true;
@@ -39,7 +50,7 @@ class RankTileCursor {
 
  private:
   TileCursor cursor_;
-  int tile_rows_;
+  const RankTileOrder order_;
   int num_tiles_ = 0;
 };
 

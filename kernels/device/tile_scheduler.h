@@ -23,10 +23,10 @@ struct TileWork {
   int ordinal;  // of the CTA's tiles; RankTileCursor alone counts
 };
 
-// Tiles [0, num_streamk_tiles) are cut into equal ranges of k-steps, one a worker; the rest are whole tiles,
-// dealt out round-robin. A worker walks its range from the end, so that it first computes what another worker
-// waits for, and waits only for workers of a lower index, which the hardware started no later: no
-// cycle, and in a balanced launch no wait. A worker thus writes at most one partial tile a launch.
+// The first num_streamk_tiles, or the last, are cut into equal ranges of k-steps, one a worker; the rest are
+// whole tiles, dealt out round-robin. A worker walks its range from the end, so that it first computes what
+// another worker waits for, and waits only for workers of a lower index, which the hardware started no later:
+// no cycle, and in a balanced launch no wait. A worker thus writes at most one partial tile a launch.
 struct TileSchedule {
   int num_m_tiles;
   int num_n_tiles;
@@ -34,8 +34,15 @@ struct TileSchedule {
   int num_workers;
   int num_streamk_tiles;  // 0, or num_workers <= num_streamk_tiles * num_k_steps
   int group_m;            // tiles of M that are walked before the next tile of N
+  // The cut tiles come first, where their exchange is hidden, or last, where what they need comes late.
+  bool streamk_is_last = false;
 
   MK_HOST_DEVICE int num_tiles() const { return num_m_tiles * num_n_tiles; }
+  MK_HOST_DEVICE int first_streamk_tile() const {
+    return streamk_is_last ? num_tiles() - num_streamk_tiles : 0;
+  }
+  MK_HOST_DEVICE int first_whole_tile() const { return streamk_is_last ? 0 : num_streamk_tiles; }
+  MK_HOST_DEVICE int num_whole_tiles() const { return num_tiles() - num_streamk_tiles; }
   MK_HOST_DEVICE int64_t num_streamk_steps() const { return int64_t{num_streamk_tiles} * num_k_steps; }
 
   MK_HOST_DEVICE int64_t streamk_begin(int worker) const { return worker * num_streamk_steps() / num_workers; }
@@ -61,7 +68,7 @@ struct TileSchedule {
 class TileCursor {
  public:
   MK_HOST_DEVICE TileCursor(const TileSchedule& schedule, int worker)
-      : schedule_(schedule), worker_(worker), next_tile_(schedule.num_streamk_tiles + worker) {
+      : schedule_(schedule), worker_(worker), next_tile_(worker) {
     if (schedule.num_streamk_tiles > 0) {
       step_begin_ = schedule.streamk_begin(worker);
       step_end_ = schedule.streamk_begin(worker + 1);
@@ -69,12 +76,13 @@ class TileCursor {
   }
 
   MK_HOST_DEVICE bool next(TileWork* work) {
-    if (step_end_ > step_begin_) {
+    const bool has_whole_tiles = next_tile_ < schedule_.num_whole_tiles();
+    if (step_end_ > step_begin_ && !(schedule_.streamk_is_last && has_whole_tiles)) {
       take_streamk(work);
       return true;
     }
-    if (next_tile_ >= schedule_.num_tiles()) return false;
-    schedule_.place(next_tile_, &work->m_tile, &work->n_tile);
+    if (!has_whole_tiles) return false;
+    schedule_.place(schedule_.first_whole_tile() + next_tile_, &work->m_tile, &work->n_tile);
     next_tile_ += schedule_.num_workers;
     work->k_begin = 0;
     work->k_end = schedule_.num_k_steps;
@@ -90,7 +98,7 @@ class TileCursor {
     const int tile = static_cast<int>((step_end_ - 1) / num_k_steps);
     const int64_t tile_begin = int64_t{tile} * num_k_steps;
     const int64_t begin = step_begin_ > tile_begin ? step_begin_ : tile_begin;
-    schedule_.place(tile, &work->m_tile, &work->n_tile);
+    schedule_.place(schedule_.first_streamk_tile() + tile, &work->m_tile, &work->n_tile);
     work->k_begin = static_cast<int>(begin - tile_begin);
     work->k_end = static_cast<int>(step_end_ - tile_begin);
     work->is_owner = work->k_end == num_k_steps;
@@ -105,7 +113,7 @@ class TileCursor {
 
   const TileSchedule& schedule_;
   int worker_;
-  int next_tile_;
+  int next_tile_;  // of the whole ones
   int64_t step_begin_ = 0;
   int64_t step_end_ = 0;
 };

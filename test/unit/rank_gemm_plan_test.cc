@@ -72,14 +72,14 @@ TEST_CASE("ranks with different k or row counts agree on how partial sums travel
   }
 }
 
-TEST_CASE("CTAs that only push are few, and only where they bring the rows in time") {
+TEST_CASE("CTAs that only push are few, and only beside more than a wave of tiles") {
   const auto push_ctas = [](int64_t m, int64_t n, int64_t k) {
     return plan_of(make_call(MK_OPERATOR_ALLGATHER_GEMM, m, n, k), 0, 4).plan.copy_ctas;
   };
   CHECK(push_ctas(16384, 4096, 16384) > 0);
-  CHECK(push_ctas(16384, 4096, 16384) <= 12);
-  CHECK(push_ctas(8192, 2048, 8192) == 0);  // the link is busy four fifths of the time
-  CHECK(push_ctas(2048, 512, 2048) == 0);   // one wave
+  CHECK(push_ctas(8192, 2048, 8192) > push_ctas(16384, 4096, 16384));
+  CHECK(push_ctas(8192, 2048, 8192) <= 10);
+  CHECK(push_ctas(2048, 512, 2048) == 0);  // one wave
   CHECK(push_ctas(0, 512, 2048) == 0);
   CHECK(push_ctas(16384, 4096, 0) == 0);
   GemmCall call = make_call(MK_OPERATOR_ALLGATHER_GEMM, 8192, 2048, 8192);
@@ -104,6 +104,26 @@ TEST_CASE("tuning sets the numbers of CTAs") {
   call.tuning.compute_ctas = 7;
   CHECK(plan_of(call, 0, 4).plan.compute_ctas == 7);
   CHECK(plan_of(call, 0, 4).plan.copy_ctas == 0);
+}
+
+TEST_CASE("tiles cut along k occupy every CTA that computes") {
+  for (const int64_t m : {300, 1000, 2048, 4096, 8192, 16384}) {
+    const RankGemmPlan plan = plan_of(make_call(MK_OPERATOR_ALLGATHER_GEMM, m, 2560, 8192), 0, 4);
+    INFO("m " << m << ": " << plan.gemm.num_streamk_tiles << " tiles cut");
+    if (plan.gemm.num_streamk_tiles > 0) CHECK(plan.gemm.num_workers == plan.plan.compute_ctas);
+    CHECK(plan.gemm.num_streamk_tiles < plan.plan.compute_ctas);
+    CHECK(plan_of(make_call(MK_OPERATOR_GEMM_REDUCE_SCATTER, m, 2560, 8192), 0, 4).gemm.num_streamk_tiles == 0);
+  }
+}
+
+TEST_CASE("pushes of partial sums are paced where the links have time") {
+  const auto is_paced = [](int64_t m, int64_t n, int64_t k) {
+    return plan_of(make_call(MK_OPERATOR_GEMM_REDUCE_SCATTER, m, n, k), 0, 4).is_paced;
+  };
+  CHECK(is_paced(16384, 16384, 4096));
+  CHECK(is_paced(8192, 8192, 2048));
+  CHECK(!is_paced(4096, 4096, 1024));
+  CHECK(!is_paced(4096, 4096, 0));
 }
 
 TEST_CASE("an all-reduce goes one-shot while its matrix is small") {

@@ -5,8 +5,10 @@
 #pragma once
 
 #include "kernels/device/copy_rows.cuh"
+#include "kernels/device/gemm_partials.cuh"
 #include "kernels/device/rank_gemm.cuh"
 #include "kernels/ops/allgather_gemm/cuda_params.h"
+#include "kernels/ops/allgather_gemm/push_units.h"
 
 namespace mk::allgather_gemm {
 
@@ -38,7 +40,7 @@ __device__ __forceinline__ int rows_at(const CudaParams& params, int position) {
 
 template <int BLOCK_M>
 __device__ __forceinline__ SourceTile source_tile(const CudaParams& params, const TileWork& work) {
-  const RankTile tile = RankTileCursor::place(work, params.tile_rows);
+  const RankTile tile = params.order.place(work);
   const int first_row = tile.index * BLOCK_M;
   if (params.merged) return {-1, first_row, params.m, first_row};
   const int source = source_at(params, tile.position);
@@ -76,7 +78,7 @@ __device__ __forceinline__ void produce(const RankLaunch& launch, MainloopStorag
   ptx::prefetch_tensormap(&params.load.map_a);
   ptx::prefetch_tensormap(&params.load.map_b);
   ptx::prefetch_tensormap(map_gathered);
-  RankTileCursor tiles(params.tiles, blockIdx.x, params.tile_rows);
+  RankTileCursor tiles(params.tiles, blockIdx.x, params.order);
   StageCursor<Config::NUM_STAGES> stages;
   TileWork work;
   while (tiles.next(&work, Config::BLOCK_M, [&](int position) { return rows_at(params, position); })) {
@@ -95,101 +97,140 @@ __device__ __forceinline__ void produce(const RankLaunch& launch, MainloopStorag
   }
 }
 
-// A push warp's unit of work: 16 rows of a chunk by up to 1,024 columns of a panel, in pieces of its buffer's
-// size: one or two boxes of map_push.
-constexpr int PIECE_ROWS = 16;
-constexpr int BOX_COLUMNS = PUSH_BUFFER_BYTES / 2 / PIECE_ROWS;
-constexpr int UNIT_COLUMNS = 4 * BOX_COLUMNS;
+__device__ __forceinline__ PushUnits push_units(const CudaParams& params, int buffer_bytes) {
+  return PushUnits(params.push_order, rows_of(params, params.comm.rank),
+                   static_cast<int>(params.schedule.chunk_rows), static_cast<int>(params.schedule.k) * 2,
+                   params.panel_steps * 128, buffer_bytes);
+}
 
-// Pushes this rank's rows, as one of `num_warps`. Units in the order in which they are wanted: a panel, to the
-// peer that is to compute it first (the one before this rank), chunk by chunk.
-template <int BOXES>
-__device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaParams& params, BulkPush& push,
-                                          int warp, int num_warps) {
-  constexpr int PIECE_COLUMNS = BOXES * BOX_COLUMNS;
-  const Schedule& schedule = params.schedule;
-  const int rank = params.comm.rank;
-  const int lane = threadIdx.x % 32;
-  const int piece_row = lane % PIECE_ROWS;
-  const int box = lane / PIECE_ROWS;
-  const int rows = rows_of(params, rank);
-  const int chunk_rows = static_cast<int>(schedule.chunk_rows);
-  const int num_columns = static_cast<int>(schedule.k);
-  const int panel_columns = params.panel_steps * 64;
-  const int units_across = (min(panel_columns, num_columns) + UNIT_COLUMNS - 1) / UNIT_COLUMNS;
-  const int units_per_chunk = chunk_rows / PIECE_ROWS * units_across;
-  const int units_per_peer = (rows + chunk_rows - 1) / chunk_rows * units_per_chunk;
-  const int first_position = params.merged ? 0 : 1;
-  const int num_positions = params.comm.nranks - first_position;
-  const int64_t num_units = int64_t{units_per_peer} * num_positions * params.num_panels;
-  const auto pitch = static_cast<int64_t>(schedule.row_pitch());
-#pragma unroll 1
-  for (int64_t idx = warp; idx < num_units; idx += num_warps) {
-    const int turn = static_cast<int>(idx / units_per_peer);
-    const int unit = static_cast<int>(idx - int64_t{turn} * units_per_peer);
-    const int panel = turn / num_positions;
-    const int position = turn - panel * num_positions + first_position;
-    const int chunk = unit / units_per_chunk;
-    const int unit_in_chunk = unit - chunk * units_per_chunk;
-    const int row = chunk * chunk_rows + unit_in_chunk / units_across * PIECE_ROWS;
-    const int panel_end = min((panel + 1) * panel_columns, num_columns);
-    const int first_column = panel * panel_columns + unit_in_chunk % units_across * UNIT_COLUMNS;
-    if (row >= rows || first_column >= panel_end) continue;
-    const int peer = rank >= position ? rank - position : rank - position + params.comm.nranks;
-    std::byte* to = launch.area(peer, (int64_t{rank} * params.max_rows + row + piece_row) * pitch);
-    const int end = min(first_column + UNIT_COLUMNS, panel_end);
-    const Tracer tracer(params.comm.trace, trace_track());
-    tracer.begin(TraceKind::copy, chunk, peer);
-#pragma unroll 1
-    for (int column = first_column; column < end; column += PIECE_COLUMNS) {
-      const int num_boxes = min(BOXES, (end - column + BOX_COLUMNS - 1) / BOX_COLUMNS);
-      push.load(num_boxes * PUSH_BUFFER_BYTES, [&] {
-        if (lane < num_boxes) {
-          ptx::cp_async_bulk_tensor_2d_shared_global(push.buffer() + lane * PUSH_BUFFER_BYTES, &params.map_push,
-                                                     push.loaded(), column + lane * BOX_COLUMNS, row);
-        }
-      });
-      // Rows are padded to 16 bytes where they land.
-      const int own_column = column + box * BOX_COLUMNS;
-      const int row_bytes = (min(end - own_column, BOX_COLUMNS) * 2 + 15) / 16 * 16;
-      if (box < num_boxes && row + piece_row < rows) {
-        ptx::cp_async_bulk_global_shared(to + own_column * 2,
-                                         push.buffer() + box * PUSH_BUFFER_BYTES + piece_row * BOX_COLUMNS * 2,
-                                         row_bytes);
-      }
-      ptx::cp_async_bulk_commit_group();
-    }
-    push.complete();
-    tracer.end();
-    const int rows_of_chunk = min(chunk_rows, rows - chunk * chunk_rows);
-    const int units_across_panel = (panel_end - panel * panel_columns + UNIT_COLUMNS - 1) / UNIT_COLUMNS;
-    const auto expected =
-        static_cast<uint32_t>((rows_of_chunk + PIECE_ROWS - 1) / PIECE_ROWS * units_across_panel);
-    const int count = (position * schedule.max_chunks + chunk) * params.num_panels + panel;
-    if (arrive(&params.comm.state->counts[count], expected) && lane == 0) {
-      launch.raise_flag(peer, schedule.flag(rank, chunk) * params.num_panels + panel);
-    }
+// A unit that has arrived at all peers, as noted.
+__device__ __forceinline__ uint64_t note_of(const PushUnit& unit) {
+  return static_cast<uint64_t>(unit.chunk) << 32 | static_cast<uint32_t>(unit.panel);
+}
+
+// Where units of a chunk's panel are counted, and how many there are.
+__device__ __forceinline__ uint32_t* count_of(const CudaParams& params, const PushUnits& units, uint64_t note,
+                                              uint32_t* expected) {
+  const int chunk = static_cast<int>(note >> 32), panel = static_cast<int>(note);
+  *expected = units.expected(chunk, panel);
+  return &params.comm.state->counts[chunk * params.num_panels + panel];
+}
+
+// Tells the peers that all of a chunk's panel is there.
+__device__ __forceinline__ void signal_panel(const RankLaunch& launch, const CudaParams& params,
+                                             uint64_t note) {
+  const int chunk = static_cast<int>(note >> 32), panel = static_cast<int>(note);
+  const int flag = params.schedule.flag(params.comm.rank, chunk) * params.num_panels + panel;
+  for (int peer = 0; peer < params.comm.nranks; ++peer) {
+    if (peer != params.comm.rank || params.merged) launch.raise_flag_relaxed(peer, flag);
   }
 }
 
-// A CTA that only pushes: all its warps.
+// A push warp: takes units of this rank's rows one by one and pushes them to all peers at once, so that every
+// link carries its share all the time.
+// done(note), of the whole warp, is told of each unit that has arrived.
+template <class Storage, class Done>
+__device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaParams& params, Storage& storage,
+                                          int warp, Done&& done) {
+  const int rank = params.comm.rank;
+  const int nranks = params.comm.nranks;
+  const int lane = threadIdx.x % 32;
+  const auto pitch = static_cast<int64_t>(params.schedule.row_pitch());
+  PushUnits units = push_units(params, Storage::PIECE_BYTES);
+  BulkPush<Storage> push(storage, warp);
+  const Tracer tracer(params.comm.trace, trace_track());
+  const auto take_ticket = [&] {
+    return lane == 0 ? static_cast<int>(atomicAdd(&params.comm.state->push_ticket, 1u)) : 0;
+  };
+  int ticket = take_ticket();  // ahead of its use, which then need not wait for it
+  bool has_last = false;       // a unit that is stored, but may not have arrived
+  uint64_t last = 0;
+  push.template move<PushUnit>(
+      [&](PushUnit* unit) {
+        do {
+          const int index = __shfl_sync(~0u, ticket, 0);
+          if (index >= units.size()) return false;
+          ticket = take_ticket();
+          *unit = units.at(index);
+        } while (unit->num_rows == 0);
+        // Rows are padded to 16 bytes where they land.
+        unit->num_bytes = (unit->num_bytes + 15) / 16 * 16;
+        return true;
+      },
+      [&](const PushUnit& unit, uint8_t* buffer, uint64_t* loaded) {
+        if (lane == 0) ptx::mbarrier_arrive_expect_tx(loaded, unit.num_rows * unit.num_bytes);
+        __syncwarp();
+        if (lane >= unit.num_rows) return;
+        ptx::cp_async_bulk_shared_global(buffer + lane * unit.num_bytes,
+                                         params.a + (unit.row + lane) * params.a_pitch + unit.column,
+                                         unit.num_bytes, loaded);
+      },
+      [&](const PushUnit& unit, const uint8_t* buffer) {
+        tracer.begin(TraceKind::copy, unit.chunk);
+        if (lane < unit.num_rows) {
+          const int64_t offset = (int64_t{rank} * params.max_rows + unit.row + lane) * pitch + unit.column;
+#pragma unroll 1
+          for (int step = params.merged ? 0 : 1; step < nranks; ++step) {
+            const int peer = rank >= step ? rank - step : rank - step + nranks;
+            ptx::cp_async_bulk_global_shared(launch.area(peer, offset), buffer + lane * unit.num_bytes,
+                                             unit.num_bytes);
+          }
+        }
+        ptx::cp_async_bulk_commit_group();
+        // It has time to arrive while the next one is on its way.
+        if (has_last) {
+          push.template complete<1>();
+          done(last);
+        }
+        has_last = true;
+        last = note_of(unit);
+        tracer.end();
+      });
+  if (has_last) {
+    push.template complete<0>();
+    done(last);
+  }
+}
+
+// The push warp beside a product, which signals itself.
+template <class Storage>
+__device__ __forceinline__ void push_beside_product(const RankLaunch& launch, const CudaParams& params,
+                                                    Storage& storage) {
+  const PushUnits units = push_units(params, Storage::PIECE_BYTES);
+  push_rows(launch, params, storage, 0, [&](uint64_t note) {
+    if (threadIdx.x % 32 == 0) {
+      uint32_t expected = 0;
+      uint32_t* count = count_of(params, units, note, &expected);
+      if (ptx::atom_acq_rel_gpu_add(count, 1) + 1 == expected) {
+        ptx::st_relaxed_gpu(count, 0);
+        ptx::fence_acq_rel_sys();
+        signal_panel(launch, params, note);
+      }
+    }
+    __syncwarp();
+  });
+}
+
+// A CTA that only pushes: all its warps but the last, which signals.
 template <class Config>
 __device__ __forceinline__ void run_push_cta(const RankLaunch& launch, const CudaParams& params,
                                              uint8_t* smem_bytes) {
-  constexpr int NUM_WARPS = Config::NUM_THREADS / 32;
-  using Storage = PushCtaStorage<NUM_WARPS>;
+  using Storage = PushCtaStorage<Config::NUM_THREADS>;
   static_assert(sizeof(Storage) <= sizeof(RankGemmStorage<Config>));
   Storage& storage = *reinterpret_cast<Storage*>(smem_bytes);
-  if (threadIdx.x == 0) {
-    for (uint64_t& loaded : storage.loaded) ptx::mbarrier_init(&loaded, 1);
-    ptx::fence_mbarrier_init_release_cluster();
-  }
-  __syncthreads();
+  push_cta_init(storage);
   const int warp = threadIdx.x / 32;
-  const int num_ctas = gridDim.x - params.tiles.num_workers;
-  BulkPush push(storage, warp);
-  push_rows<Storage::BUFFERS>(launch, params, push, warp * num_ctas + blockIdx.x - params.tiles.num_workers,
-                              NUM_WARPS * num_ctas);
+  if (warp < Storage::NUM_WARPS) {
+    PushNotes notes(storage.signals, warp);
+    push_rows(launch, params, storage.push, warp, [&](uint64_t note) { notes.add(note); });
+    notes.end();
+  } else {
+    const PushUnits units = push_units(params, PUSH_CTA_PIECE_BYTES);
+    send_signals(
+        storage.signals,
+        [&](uint64_t note, uint32_t* expected) { return count_of(params, units, note, expected); },
+        [&](uint64_t note) { signal_panel(launch, params, note); });
+  }
 }
 
 // Brings all rows to the caller's gathered A.
@@ -227,6 +268,28 @@ __device__ __forceinline__ void gather_rows(const RankLaunch& launch, const Cuda
   }
 }
 
+// What becomes of a piece's accumulators: a partial tile for its owner, or, with the other pieces' partial
+// tiles, C.
+template <class Config>
+__device__ __forceinline__ void finish_rows(const CudaParams& params, RankGemmStorage<Config>& smem,
+                                            const TileWork& work, int block,
+                                            float (&accumulators)[Config::BLOCK_N / 2]) {
+  const SourceTile tile = source_tile<Config::BLOCK_M>(params, work);
+  const int warp = threadIdx.x / 32;
+  const int row = tile.begin + block * 64 + warp % 4 * 16;
+  const PartialsLayout partials(params.tiles.num_workers, Config::BLOCK_M, Config::BLOCK_N);
+  if (!work.is_owner) {
+    partials_store(accumulators, partials, params.comm.partials, blockIdx.x, block, row < tile.end);
+    return;
+  }
+  if (work.num_peers > 0) {
+    partials_add(accumulators, partials, params.comm.partials, work.first_peer, 1, work.num_peers, block,
+                 row < tile.end);
+  }
+  store_tile_rows(accumulators, params.epilogue, smem.epilogue[warp], row, tile.end,
+                  work.n_tile * Config::BLOCK_N);
+}
+
 template <class Config>
 __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
     allgather_gemm_kernel(const __grid_constant__ CudaParams params) {
@@ -246,24 +309,20 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
       params.tiles.num_workers, [&] { produce<Config>(launch, smem.mainloop, params); },
       [&](const CopyWarp& warp) {
         if (warp.greets()) launch.greet();
-        if (warp.pushes() && params.schedule.k > 0 && gridDim.x == params.tiles.num_workers) {
-          BulkPush push(smem.push, warp.warp);
-          push_rows<1>(launch, params, push, warp.index(), NUM_PUSH_WARPS * gridDim.x);
-        }
+        // One push warp a CTA keeps the links busy; with two the first panels would come later.
+        if (warp.warp == 0 && params.schedule.k > 0 && gridDim.x == params.tiles.num_workers)
+          push_beside_product(launch, params, smem.push);
         if (params.a_gathered != nullptr) gather_rows(launch, params, warp);
       },
       [&](int warpgroup) {
-        RankTileCursor tiles(params.tiles, blockIdx.x, params.tile_rows);
+        RankTileCursor tiles(params.tiles, blockIdx.x, params.order);
         consumer_role<Config>(
             smem.mainloop, cluster, warpgroup, params.comm.trace,
             [&](TileWork* work) {
               return tiles.next(work, Config::BLOCK_M, [&](int position) { return rows_at(params, position); });
             },
             [&](const TileWork& work, int block, float(&accumulators)[Config::BLOCK_N / 2]) {
-              const SourceTile tile = source_tile<Config::BLOCK_M>(params, work);
-              const int warp = threadIdx.x / 32;
-              store_tile_rows(accumulators, params.epilogue, smem.epilogue[warp],
-                              tile.begin + block * 64 + warp % 4 * 16, tile.end, work.n_tile * Config::BLOCK_N);
+              finish_rows<Config>(params, smem, work, block, accumulators);
             });
       });
   launch.end_cta();

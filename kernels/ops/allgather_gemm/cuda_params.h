@@ -7,7 +7,8 @@
 #include "kernels/device/gemm_epilogue_params.h"
 #include "kernels/device/load_params.h"
 #include "kernels/device/rank_comm.h"
-#include "kernels/device/tile_scheduler.h"
+#include "kernels/device/rank_tiles.h"
+#include "kernels/ops/allgather_gemm/push_units.h"
 #include "kernels/ops/allgather_gemm/schedule.h"
 
 namespace mk::allgather_gemm {
@@ -15,19 +16,19 @@ namespace mk::allgather_gemm {
 struct CudaParams {
   RankComm comm;
   LoadParams load;              // map_a: this rank's rows, where the caller has them
-  CUtensorMap map_push;         // this rank's rows again, in a push warp's pieces
   CUtensorMap map_gathered[2];  // the receive areas of both banks
-  TileSchedule tiles;           // rows of tiles: those of one source after another, tile_rows each
-  EpilogueParams epilogue;      // C
-  Schedule schedule;            // its topology's arrays are not for the device
-  int tile_rows;                // of a source, at most
-  int m;                        // rows over all ranks
-  int max_rows;                 // of a source: what all but the last ones have
+  TileSchedule tiles;
+  RankTileOrder order;      // of the sources' rows of tiles: this rank's own, then the others' in turn
+  EpilogueParams epilogue;  // C
+  Schedule schedule;        // its topology's arrays are not for the device
+  int m;                    // rows over all ranks
+  int max_rows;             // of a source: what all but the last ones have
   // Few rows: tiles run across the borders of sources, and this rank's own rows go through the receive area,
   // too.
   bool merged;
-  // A chunk travels in panels of columns, each with a flag of its own, when the tiles fit in a wave or two: all
-  // of them then compute along with the arrival, and not one after another.
+  PushOrder push_order;
+  // A chunk travels in panels of columns, each with a flag of its own, together with the others that are
+  // computed at the same time: their tiles then compute along with the arrival, and not one after another.
   int num_panels;
   int panel_steps;  // k-steps a panel
   int piece_rows;   // of a chunk, that a warp brings to the gathered A at a time

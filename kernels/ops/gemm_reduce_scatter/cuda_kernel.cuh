@@ -23,6 +23,8 @@ __device__ __forceinline__ int owner_at(const CudaParams& params, int position) 
   return owner < params.comm.nranks ? owner : owner - params.comm.nranks;
 }
 
+__device__ __forceinline__ RankTileOrder order_of(const CudaParams& params) { return {params.tile_rows, 0}; }
+
 // One-shot: max_rows is m, and every rank owns what begins at 0.
 __device__ __forceinline__ int first_row_of(const CudaParams& params, int owner) {
   return params.reduction == Reduction::one_shot ? 0 : min(params.m, owner * params.max_rows);
@@ -36,12 +38,12 @@ template <class Config>
 __device__ __forceinline__ void produce(MainloopStorage<Config>& smem, const CudaParams& params) {
   ptx::prefetch_tensormap(&params.load.map_a);
   ptx::prefetch_tensormap(&params.load.map_b);
-  RankTileCursor tiles(params.tiles, blockIdx.x, params.tile_rows);
+  RankTileCursor tiles(params.tiles, blockIdx.x, order_of(params));
   StageCursor<Config::NUM_STAGES> stages;
   TileWork work;
   while (tiles.next(&work, Config::BLOCK_M,
                     [&](int position) { return rows_of(params, owner_at(params, position)); })) {
-    const RankTile tile = RankTileCursor::place(work, params.tile_rows);
+    const RankTile tile = order_of(params).place(work);
     const int row = first_row_of(params, owner_at(params, tile.position)) + tile.index * Config::BLOCK_M;
     const Tracer tracer(params.comm.trace, TRACE_LOAD);
     tracer.begin(TraceKind::load, trace_tile(work));
@@ -124,7 +126,7 @@ __device__ __forceinline__ void finish_block(const RankLaunch& launch, const Cud
                                              RankGemmStorage<Config>& smem, const TileWork& work, int block,
                                              const float (&accumulators)[Config::BLOCK_N / 2]) {
   const int rank = params.comm.rank;
-  const RankTile place = RankTileCursor::place(work, params.tile_rows);
+  const RankTile place = order_of(params).place(work);
   const int owner = owner_at(params, place.position);
   const int tile = tile_index(params, work, place);
   const int slab = block * 4 + threadIdx.x / 32 % 4;
@@ -172,63 +174,95 @@ __device__ __forceinline__ void finish_block(const RankLaunch& launch, const Cud
   if (params.reduction == Reduction::two_shot) pass_to_push_warps(smem, work.ordinal);
 }
 
-// A partial tile from the staging memory to its owner.
-template <class Config>
-__device__ __forceinline__ void push_partial(const RankLaunch& launch, const CudaParams& params, BulkPush& push,
-                                             int warp, const TileWork& work, int owner, int tile,
-                                             int num_rows) {
-  // A slab of 16-bit elements is a piece, one of fp32 two.
-  constexpr int PIECE_BYTES = slab_bytes<Config::BLOCK_N>(2);
-  static_assert(PIECE_BYTES <= PUSH_BUFFER_BYTES);
-  const int num_pieces = (num_rows + 15) / 16 * (element_bytes_of(params.comm_type) / 2);
-  const std::byte* from = staged_tile<Config>(params, work.ordinal % NUM_STAGED_TILES);
-  std::byte* to = launch.area(owner, slot_offset<Config>(params, params.comm.rank, tile));
-#pragma unroll 1
-  for (int piece = warp; piece < num_pieces; piece += NUM_PUSH_WARPS) {
-    push.load(PIECE_BYTES, [&] {
-      if (threadIdx.x % 32 == 0) {
-        ptx::cp_async_bulk_shared_global(push.buffer(), from + piece * PIECE_BYTES, PIECE_BYTES, push.loaded());
-      }
-    });
-    if (threadIdx.x % 32 == 0) {
-      ptx::cp_async_bulk_global_shared(to + piece * PIECE_BYTES, push.buffer(), PIECE_BYTES);
-      ptx::cp_async_bulk_commit_group();
-    }
-  }
+// Where links are idle for most of the time, a piece begins when the one before has arrived: a link that is
+// never full lets the product's own traffic through.
+template <class Push>
+__device__ __forceinline__ void keep_pace(const CudaParams& params, Push& push) {
+  if (params.is_paced) push.template complete<0>();
 }
 
+// A piece of a partial tile.
+struct PartialPiece {
+  int begin;  // bytes
+};
+
+// A partial tile from the staging memory to its owner.
+template <class Config, class Push>
+__device__ __forceinline__ void push_partial(const RankLaunch& launch, const CudaParams& params, Push& push,
+                                             int warp, const TileWork& work, int owner, int tile,
+                                             int num_rows) {
+  constexpr int PACED_PIECE_BYTES = 1024;
+  const int piece_bytes = params.is_paced ? PACED_PIECE_BYTES : Push::PIECE_BYTES;
+  const int num_bytes = (num_rows + 15) / 16 * slab_bytes<Config::BLOCK_N>(element_bytes_of(params.comm_type));
+  const std::byte* from = staged_tile<Config>(params, work.ordinal % NUM_STAGED_TILES);
+  std::byte* to = launch.area(owner, slot_offset<Config>(params, params.comm.rank, tile));
+  int next_begin = warp * piece_bytes;
+  push.template move<PartialPiece>(
+      [&](PartialPiece* piece) {
+        piece->begin = next_begin;
+        next_begin += NUM_PUSH_WARPS * piece_bytes;
+        return piece->begin < num_bytes;
+      },
+      [&](const PartialPiece& piece, uint8_t* buffer, uint64_t* loaded) {
+        if (threadIdx.x % 32 != 0) return;
+        const int bytes = min(piece_bytes, num_bytes - piece.begin);
+        ptx::mbarrier_arrive_expect_tx(loaded, bytes);
+        ptx::cp_async_bulk_shared_global(buffer, from + piece.begin, bytes, loaded);
+      },
+      [&](const PartialPiece& piece, const uint8_t* buffer) {
+        keep_pace(params, push);
+        if (threadIdx.x % 32 != 0) return;
+        ptx::cp_async_bulk_global_shared(to + piece.begin, buffer, min(piece_bytes, num_bytes - piece.begin));
+        ptx::cp_async_bulk_commit_group();
+      });
+}
+
+// A piece of a finished tile: its first row.
+struct FinishedPiece {
+  int row;
+};
+
 // Rows of a finished tile, from where this rank has gathered them to the same place at every peer.
-template <class Config>
-__device__ __forceinline__ void push_finished(const RankLaunch& launch, const CudaParams& params,
-                                              BulkPush& push, int warp, int first_row, int num_rows,
-                                              int column) {
+template <class Config, class Push>
+__device__ __forceinline__ void push_finished(const RankLaunch& launch, const CudaParams& params, Push& push,
+                                              int warp, int first_row, int num_rows, int column) {
   const int rank = params.comm.rank;
   const int lane = threadIdx.x % 32;
   const int element_bytes = element_bytes_of(params.output.out_type);
-  const int rows_per_piece = 32 / element_bytes;
+  const int rows_per_piece = 16 / element_bytes;
+  static_assert(Config::BLOCK_N * 16 <= Push::PIECE_BYTES);
   const int buffer_pitch = Config::BLOCK_N * element_bytes;
   const int row_bytes = (min(params.output.n - column, Config::BLOCK_N) * element_bytes + 15) / 16 * 16;
   const int64_t begin = params.gather_begin + first_row * params.gather_pitch + column * int64_t{element_bytes};
+  int next_row = warp * rows_per_piece;
+  push.template move<FinishedPiece>(
+      [&](FinishedPiece* piece) {
+        piece->row = next_row;
+        next_row += NUM_PUSH_WARPS * rows_per_piece;
+        return piece->row < num_rows;
+      },
+      [&](const FinishedPiece& piece, uint8_t* buffer, uint64_t* loaded) {
+        const int rows = min(rows_per_piece, num_rows - piece.row);
+        if (lane == 0) ptx::mbarrier_arrive_expect_tx(loaded, rows * row_bytes);
+        __syncwarp();
+        if (lane >= rows) return;
+        const int64_t offset = begin + (piece.row + lane) * params.gather_pitch;
+        ptx::cp_async_bulk_shared_global(buffer + lane * buffer_pitch, launch.area(rank, offset), row_bytes,
+                                         loaded);
+      },
+      [&](const FinishedPiece& piece, const uint8_t* buffer) {
+        keep_pace(params, push);
+        if (lane < min(rows_per_piece, num_rows - piece.row)) {
+          const int64_t offset = begin + (piece.row + lane) * params.gather_pitch;
 #pragma unroll 1
-  for (int row = warp * rows_per_piece; row < num_rows; row += NUM_PUSH_WARPS * rows_per_piece) {
-    const int rows = min(rows_per_piece, num_rows - row);
-    const int64_t offset = begin + (row + lane) * params.gather_pitch;
-    push.load(rows * row_bytes, [&] {
-      if (lane < rows) {
-        ptx::cp_async_bulk_shared_global(push.buffer() + lane * buffer_pitch, launch.area(rank, offset),
-                                         row_bytes, push.loaded());
-      }
-    });
-    if (lane < rows) {
-#pragma unroll 1
-      for (int step = 1; step < params.comm.nranks; ++step) {
-        const int peer = rank >= step ? rank - step : rank - step + params.comm.nranks;
-        ptx::cp_async_bulk_global_shared(launch.area(peer, offset), push.buffer() + lane * buffer_pitch,
-                                         row_bytes);
-      }
-    }
-    ptx::cp_async_bulk_commit_group();
-  }
+          for (int step = 1; step < params.comm.nranks; ++step) {
+            const int peer = rank >= step ? rank - step : rank - step + params.comm.nranks;
+            ptx::cp_async_bulk_global_shared(launch.area(peer, offset), buffer + lane * buffer_pitch,
+                                             row_bytes);
+          }
+        }
+        ptx::cp_async_bulk_commit_group();
+      });
 }
 
 // Both push warps of a CTA: what the consumers finish, as long as peers want it.
@@ -238,11 +272,11 @@ __device__ __forceinline__ void push_tiles(const RankLaunch& launch, const CudaP
   const int rank = params.comm.rank;
   const int lane = threadIdx.x % 32;
   BulkPush push(smem.push, warp);
-  RankTileCursor tiles(params.tiles, blockIdx.x, params.tile_rows);
+  RankTileCursor tiles(params.tiles, blockIdx.x, order_of(params));
   TileWork work;
   while (tiles.next(&work, Config::BLOCK_M,
                     [&](int position) { return rows_of(params, owner_at(params, position)); })) {
-    const RankTile place = RankTileCursor::place(work, params.tile_rows);
+    const RankTile place = order_of(params).place(work);
     const int owner = owner_at(params, place.position);
     if (owner == rank && params.reduction != Reduction::two_shot) return;  // own tiles are the last
     const int tile = tile_index(params, work, place);
@@ -259,7 +293,7 @@ __device__ __forceinline__ void push_tiles(const RankLaunch& launch, const CudaP
                             work.n_tile * Config::BLOCK_N);
     }
     if (lane == 0) ptx::mbarrier_arrive(&smem.staged_empty[slot]);
-    push.complete();
+    push.template complete<0>();
     tracer.end();
     ptx::barrier_sync(PUSH_BARRIER, NUM_PUSH_WARPS * 32);
     if (warp != 0) continue;
@@ -367,7 +401,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
         if (params.reduction == Reduction::two_shot) gather_finished<Config>(launch, params);
       },
       [&](int warpgroup) {
-        RankTileCursor tiles(params.tiles, blockIdx.x, params.tile_rows);
+        RankTileCursor tiles(params.tiles, blockIdx.x, order_of(params));
         consumer_role<Config>(
             smem.mainloop, cluster, warpgroup, params.comm.trace,
             [&](TileWork* work) {

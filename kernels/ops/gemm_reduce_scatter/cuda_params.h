@@ -5,7 +5,7 @@
 #include "kernels/device/gemm_epilogue_params.h"
 #include "kernels/device/load_params.h"
 #include "kernels/device/rank_comm.h"
-#include "kernels/device/tile_scheduler.h"
+#include "kernels/device/rank_tiles.h"
 #include "kernels/ops/gemm_reduce_scatter/reduction.h"
 
 namespace mk::gemm_reduce_scatter {
@@ -26,6 +26,7 @@ struct CudaParams {
   int first_gather_flag;  // of finished tiles: [owner][tile]
   int64_t gather_begin;   // finished rows in the receive area
   int64_t gather_pitch;
+  bool is_paced;  // pushes leave the links free most of the time
 };
 
 }  // namespace mk::gemm_reduce_scatter

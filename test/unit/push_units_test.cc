@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: MIT
+// How an all-gather's rows are cut up to be pushed: everything once, each chunk's panel counted in full, panels
+// of a wave's chunks before the next wave's chunks.
+#include "kernels/ops/allgather_gemm/push_units.h"
+
+#include <algorithm>
+#include <map>
+#include <vector>
+
+#include "test/support/catch.h"
+
+namespace {
+
+using namespace mk::allgather_gemm;
+
+struct Shape {
+  int rows;
+  int row_bytes;
+  int panel_bytes;
+  int buffer_bytes;
+};
+
+constexpr int CHUNK_ROWS = 128;
+// 5 rows of tiles of this rank, then 3 others in turn; 15 tiles a group of rows, 30 of them a wave.
+constexpr PushOrder ORDER = {5, 3, 5, 3, 30};
+
+std::vector<PushUnit> units_of(const Shape& shape) {
+  PushUnits units(ORDER, shape.rows, CHUNK_ROWS, shape.row_bytes, shape.panel_bytes, shape.buffer_bytes);
+  std::vector<PushUnit> found;
+  for (int i = 0; i < units.size(); ++i) {
+    const PushUnit unit = units.at(i);
+    if (unit.num_rows > 0) found.push_back(unit);
+  }
+  return found;
+}
+
+constexpr Shape SHAPES[] = {{2048, 16384, 2048, 8192}, {2048, 16384, 2048, 4096}, {1000, 776, 512, 4096},
+                            {1, 16, 128, 4096},        {127, 14, 128, 8192},      {129, 8200, 8200, 4096},
+                            {640, 4104, 1024, 8192},   {0, 256, 128, 4096}};
+
+}  // namespace
+
+TEST_CASE("every byte of every row is in one unit, which fits into the buffer") {
+  for (const Shape& shape : SHAPES) {
+    INFO(shape.rows << " rows of " << shape.row_bytes);
+    std::vector<char> seen(static_cast<size_t>(shape.rows) * shape.row_bytes);
+    for (const PushUnit& unit : units_of(shape)) {
+      CHECK(unit.num_rows <= PushUnits::MAX_UNIT_ROWS);
+      CHECK(unit.num_rows * ((unit.num_bytes + 15) / 16 * 16) <= shape.buffer_bytes);
+      CHECK(unit.chunk == unit.row / CHUNK_ROWS);
+      CHECK((unit.row + unit.num_rows - 1) / CHUNK_ROWS == unit.chunk);
+      CHECK(unit.column / shape.panel_bytes == unit.panel);
+      CHECK(unit.column % 16 == 0);
+      for (int row = unit.row; row < unit.row + unit.num_rows; ++row) {
+        for (int byte = unit.column; byte < unit.column + unit.num_bytes; ++byte) {
+          ++seen[static_cast<size_t>(row) * shape.row_bytes + byte];
+        }
+      }
+    }
+    CHECK(std::all_of(seen.begin(), seen.end(), [](char times) { return times == 1; }));
+  }
+}
+
+TEST_CASE("a chunk's panel has as many units as are expected") {
+  for (const Shape& shape : SHAPES) {
+    INFO(shape.rows << " rows of " << shape.row_bytes);
+    const PushUnits units(ORDER, shape.rows, CHUNK_ROWS, shape.row_bytes, shape.panel_bytes,
+                          shape.buffer_bytes);
+    std::map<std::pair<int, int>, int> counts;
+    for (const PushUnit& unit : units_of(shape)) ++counts[{unit.chunk, unit.panel}];
+    const int chunks = (shape.rows + CHUNK_ROWS - 1) / CHUNK_ROWS;
+    const int panels = (shape.row_bytes + shape.panel_bytes - 1) / shape.panel_bytes;
+    CHECK(static_cast<int>(counts.size()) == chunks * panels);
+    for (const auto& [place, count] : counts) CHECK(count == units.expected(place.first, place.second));
+  }
+}
+
+TEST_CASE("a wave's chunks come panel by panel, before the next wave's") {
+  for (const Shape& shape : SHAPES) {
+    std::vector<std::pair<int, int>> order;
+    for (const PushUnit& unit : units_of(shape)) order.emplace_back(ORDER.wave_of(unit.chunk), unit.panel);
+    CHECK(std::is_sorted(order.begin(), order.end()));
+  }
+  // The first tile of rows 5, 8 and 11 is number 15, 18 and 31.
+  CHECK(ORDER.wave_of(0) == 0);
+  CHECK(ORDER.wave_of(1) == 0);
+  CHECK(ORDER.wave_of(2) == 1);
+}
