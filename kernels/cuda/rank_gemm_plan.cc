@@ -192,9 +192,10 @@ Status plan_reduction(const GemmCall& call, int rank, int nranks, int num_sms, R
   to.plan.link_bytes = one_shot ? call.m * row_bytes * (nranks - 1) : (call.m - own_rows) * row_bytes;
   if (to.reduction == Reduction::two_shot)
     to.plan.link_bytes += own_rows * call.n * element_bytes(call.out_dtype) * (nranks - 1);
-  // Partial sums leave while the others' tiles, all but one rank's, are computed.
+  // Partial sums leave while the others' tiles are computed. An all-reduce has no such time to spare.
   const double product_us = to.gemm.predicted_us * static_cast<double>(call.k) / TYPICAL_K;
-  to.is_paced = static_cast<double>(to.plan.link_bytes) < PACED_SHARE * LINK_BYTES_PER_US * product_us;
+  to.is_paced = to.reduction == Reduction::scatter &&
+                static_cast<double>(to.plan.link_bytes) < PACED_SHARE * LINK_BYTES_PER_US * product_us;
   return {};
 }
 

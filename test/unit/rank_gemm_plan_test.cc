@@ -124,6 +124,7 @@ TEST_CASE("pushes of partial sums are paced where the links have time") {
   CHECK(is_paced(8192, 8192, 2048));
   CHECK(!is_paced(4096, 4096, 1024));
   CHECK(!is_paced(4096, 4096, 0));
+  CHECK(!plan_of(make_call(MK_OPERATOR_GEMM_ALLREDUCE, 8192, 8192, 2048), 0, 4).is_paced);
 }
 
 TEST_CASE("an all-reduce goes one-shot while its matrix is small") {
