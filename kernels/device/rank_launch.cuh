@@ -19,7 +19,6 @@ class RankLaunch {
   __device__ explicit RankLaunch(const RankComm& comm)
       : comm_(comm), epoch_(ptx::ld_relaxed_sys(&comm.state->epoch) + 1) {}
 
-  __device__ uint64_t epoch() const { return epoch_; }
   __device__ int bank() const { return bank_of(epoch_); }
 
   // The receive area of this epoch's bank at rank `rank`.

@@ -29,7 +29,7 @@ cudaError_t tensor_map_prepare() {
 bool tensor_map_is_prepared() { return encode_tiled.load(std::memory_order_acquire) != nullptr; }
 
 bool encode_tensor_map(CUtensorMap* map, GemmType type, const void* base, int64_t rows, int64_t columns,
-                       int64_t ld, int box_rows, int box_columns, bool swizzled) {
+                       int64_t ld, int box_rows, int box_columns) {
   const CUtensorMapDataType data_type =
       type == GemmType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
   // Without a k-step nothing is loaded, but a dimension of a map may not be 0.
@@ -40,8 +40,8 @@ bool encode_tensor_map(CUtensorMap* map, GemmType type, const void* base, int64_
   const cuuint32_t element_strides[2] = {1, 1};
   return encode_tiled.load(std::memory_order_acquire)(
              map, data_type, 2, const_cast<void*>(base), dimensions, strides, box, element_strides,
-             CU_TENSOR_MAP_INTERLEAVE_NONE, swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 }  // namespace mk

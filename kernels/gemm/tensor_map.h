@@ -17,9 +17,9 @@ cudaError_t tensor_map_prepare();
 bool tensor_map_is_prepared();
 
 // A row-major 16-bit matrix: `columns` contiguous, rows `ld` elements apart (a multiple of 8) from a 16-byte
-// aligned base; boxes of box_rows x box_columns, in shared memory with the 128-byte swizzle or row after row.
-// What lies outside reads as zero.
+// aligned base; boxes of box_rows x box_columns, in shared memory with the 128-byte swizzle. What lies outside
+// reads as zero.
 bool encode_tensor_map(CUtensorMap* map, GemmType type, const void* base, int64_t rows, int64_t columns,
-                       int64_t ld, int box_rows, int box_columns, bool swizzled = true);
+                       int64_t ld, int box_rows, int box_columns);
 
 }  // namespace mk
