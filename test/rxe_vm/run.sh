@@ -10,8 +10,9 @@ set -euo pipefail
 [ $# -ge 1 ] || { echo "usage: run.sh BUILD_FOLDER [CACHE_FOLDER]" >&2; exit 2; }
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 build=$(cd "$1" && pwd)
-readonly here build
-readonly cache=${2:-$build/rxe-vm}
+mkdir -p "${2:-$build/rxe-vm}"
+cache=$(cd "${2:-$build/rxe-vm}" && pwd)
+readonly here build cache
 readonly limit_s=${MK_RXE_LIMIT_S:-220}
 readonly modules=(crc32_generic udp_tunnel ip6_udp_tunnel ib_core ib_uverbs rdma_rxe dummy)
 readonly programs=(
