@@ -41,7 +41,7 @@ Channel Channel::server(FileDescriptor socket, const Secret& secret, Purpose pur
 
 short Channel::events() const {
   if (phase_ == Phase::connecting) return POLLOUT;
-  return static_cast<short>(POLLIN | (output_empty() || write_failed_ ? 0 : POLLOUT));
+  return static_cast<short>(POLLIN | (output_empty() || write_failed() ? 0 : POLLOUT));
 }
 
 bool Channel::pump() {
@@ -74,6 +74,8 @@ bool Channel::read_some() {
       filled_ += static_cast<size_t>(count);
       arrived = true;
     } else if (count == 0) {
+      // The system tells an error once: if write_some() got it, here is only an end.
+      if (write_failed() && write_error_ != EPIPE) return finish_by_errno(write_error_), arrived;
       finish(End::closed, "connection closed");
     } else if (would_block(errno)) {
       break;
@@ -97,7 +99,7 @@ void Channel::make_room() {
 
 void Channel::write_some() {
   if (phase_ == Phase::connecting) return;
-  while (!write_failed_) {
+  while (!write_failed()) {
     if (written_ == output_.size()) {
       if (queue_.empty()) return;
       serialise(queue_.front());
@@ -110,7 +112,7 @@ void Channel::write_some() {
       return;
     } else {
       // Not the end yet: the other end may have said why it closed, and that is still to be read.
-      write_failed_ = true;
+      write_error_ = errno;
     }
   }
 }

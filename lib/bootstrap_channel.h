@@ -65,7 +65,7 @@ class Channel {
   void send(FrameKind kind, Bytes prefix = {}, std::shared_ptr<const Bytes> data = nullptr);
   bool output_empty() const { return queue_.empty() && written_ == output_.size(); }
   // Nothing can be written any more, though there may be something left to read.
-  bool write_failed() const { return write_failed_; }
+  bool write_failed() const { return write_error_ != 0; }
   // Ends the writing direction.
   void shut_down_output();
   void set_max_payload(size_t bytes) { max_payload_ = bytes; }
@@ -100,7 +100,7 @@ class Channel {
   End end_ = End::none;
   std::string why_;
   bool cut_off_ = false;
-  bool write_failed_ = false;
+  int write_error_ = 0;  // errno of the write that failed
 
   Purpose purpose_ = Purpose::root;
   uint32_t to_ = 0;
