@@ -161,6 +161,7 @@ bool ProxiedEndpoint::handle(const Command& command) {
 
 bool ProxiedEndpoint::progress() {
   events_.completions = 0;
+  events_.credits = false;
   events_.signals.clear();
   events_.failures.clear();
   transport_->poll(events_);
@@ -171,7 +172,7 @@ bool ProxiedEndpoint::progress() {
   const bool room = fifo_->has_room() && starved_.exchange(false);
   const bool any = events_.completions > 0 || !events_.signals.empty() || room;
   if (any && options_.on_event) options_.on_event();
-  return any || !events_.failures.empty();
+  return any || events_.credits || !events_.failures.empty();
 }
 
 void ProxiedEndpoint::fail(int peer, const Status& status) {

@@ -30,7 +30,7 @@ class ProxyHandler {
   virtual ~ProxyHandler() = default;
   // False: not now (no credit); the proxy offers the same command again after progress().
   virtual bool handle(const Command& command) = 0;
-  // Collects completions and arrivals; true if there were any.
+  // Collects completions and arrivals; true if there were any, or if handle() may now take what it refused.
   virtual bool progress() = 0;
   // Adds the descriptors whose readiness means progress, and returns how long the proxy may sleep beside them.
   virtual std::chrono::microseconds prepare_wait(std::vector<pollfd>& descriptors) = 0;

@@ -93,6 +93,32 @@ TEST_CASE("a receiver that stalls stops its sender without spinning, and nothing
   }
 }
 
+TEST_CASE("credits that come back wake a sender that waits for nothing else", "[transport]") {
+  for (const BackendCase& backend : backend_cases()) {
+    INFO("backend " << backend.backend << ", seed " << backend.seed);
+    constexpr uint64_t kRounds = 50, kPutsPerRound = 2 * kCreditsPerPeer;
+    CHECK(run_ranks(RankKind::threads, backend, kTwoNodes, [&](Rank& rank) -> std::string {
+            rank.timeout = std::chrono::seconds(20);
+            // The receiver is slow to give credits back, so that they come many at a time.
+            if (rank.rank == 1) rank.on_event_hook = [] { std::this_thread::sleep_for(milliseconds(1)); };
+            EndpointOptions options;
+            options.idle.sleep = std::chrono::hours(1);
+            MK_EXPECT_OK(rank.connect(options));
+            for (uint64_t round = 0; round < kRounds; ++round) {
+              if (rank.rank == 0) {
+                for (uint64_t n = 0; n < kPutsPerRound; ++n) MK_EXPECT(rank.post(make_signal(1, kSignal)));
+                MK_EXPECT(rank.wait_complete());
+              } else {
+                MK_EXPECT(
+                    rank.wait([&] { return rank.endpoint->signal(kSignal) >= (round + 1) * kPutsPerRound; }));
+              }
+            }
+            MK_EXPECT(rank.barrier());
+            return rank.failure();
+          }) == "");
+  }
+}
+
 TEST_CASE("an abort ends a sender that is blocked by its peer", "[transport]") {
   for (const BackendCase& backend : backend_cases()) {
     std::atomic<bool> release{false};

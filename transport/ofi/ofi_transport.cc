@@ -151,6 +151,7 @@ void OfiTransport::send_signals(int rank) {
   if (!send(rank, MessageKind::signals, std::span(words, count))) return;
   peer.signals.erase(peer.signals.begin(), peer.signals.begin() + static_cast<ptrdiff_t>(count));
   peer.credits += static_cast<uint32_t>(count);
+  events_.credits = true;
 }
 
 // Whether all bytes of the put have been posted.
@@ -250,22 +251,25 @@ void OfiTransport::bytes_in_place(Peer& peer, uint32_t number) {
   peer.free_puts.push_back(number);
   if (signal == kNoSignal) {
     ++peer.credits;
+    events_.credits = true;
   } else {
     peer.signals.push_back(signal);
   }
 }
 
 bool OfiTransport::unreported() const {
-  return events_.completions > 0 || !events_.signals.empty() || !events_.failures.empty();
+  return events_.completions > 0 || events_.credits || !events_.signals.empty() || !events_.failures.empty();
 }
 
 void OfiTransport::poll(TransportEvents& events) {
   const std::lock_guard lock(mutex_);
   progress();
   events.completions += events_.completions;
+  events.credits = events.credits || events_.credits;
   events.signals.insert(events.signals.end(), events_.signals.begin(), events_.signals.end());
   events.failures.insert(events.failures.end(), events_.failures.begin(), events_.failures.end());
   events_.completions = 0;
+  events_.credits = false;
   events_.signals.clear();
   events_.failures.clear();
 }

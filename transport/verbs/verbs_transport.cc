@@ -248,6 +248,7 @@ void VerbsTransport::advance(int rank, uint32_t slot_index) {
   slot.source.reset();
   slot.target.reset();
   peer.free_slots |= uint64_t{1} << slot_index;
+  credits_ = true;
 }
 
 Status VerbsTransport::post_receives(Queue& queue, uint32_t count) {
@@ -331,6 +332,7 @@ void VerbsTransport::poll(TransportEvents& events) {
   }
   if (suspicions_ > 0) decide_suspicions();
   events.completions += std::exchange(completions_, 0u);
+  if (std::exchange(credits_, false)) events.credits = true;
   events.failures.insert(events.failures.end(), failures_.begin(), failures_.end());
   failures_.clear();
 }

@@ -238,6 +238,7 @@ class VerbsTransport : public Transport {
   std::vector<WorkRequest> requests_;
   std::vector<TransportEvents::Failure> failures_;
   uint64_t completions_ = 0;
+  bool credits_ = false;  // some came back
   uint32_t polls_ = 0;
   uint32_t jobs_ = 0;
   uint32_t suspicions_ = 0;
