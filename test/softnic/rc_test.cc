@@ -71,6 +71,28 @@ TEST_CASE("completions come in order and only those asked for") {
   CHECK(equal(pair.a, pair.b, 0, 6400));
 }
 
+TEST_CASE("what a stranger sends does not stand in the way of the peer's") {
+  const Environment environment{};
+  Pair pair;
+  // As one does whose peer had this NIC's number, and is no more: again and again, until it gives up.
+  NodeOptions options;
+  options.timeout = 18;
+  Node stranger(options);
+  REQUIRE(stranger.connect(pair.to_b) == 0);
+  REQUIRE(stranger.write(pair.to_b, 0, 8, 1) == 0);
+  std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  for (uint64_t number = 0; number < 20; ++number) {
+    fill(pair.a, number * 64, 64, static_cast<int>(number));
+    REQUIRE(pair.a.write(pair.to_b, number * 64, 64, number) == 0);
+    const ibv_wc completion = pair.a.wait(10000);
+    REQUIRE(completion.status == IBV_WC_SUCCESS);
+    CHECK(completion.wr_id == number);
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  CHECK(equal(pair.a, pair.b, 0, 1280));
+  CHECK_FALSE(stranger.poll().has_value());
+}
+
 TEST_CASE("a completion channel wakes a sleeper once for each request") {
   const Environment environment{};
   Pair pair;

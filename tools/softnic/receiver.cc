@@ -85,21 +85,25 @@ void Nic::on_request(const std::shared_ptr<Link>& link, const Packet& packet) {
 
 // Whether this is what the QP waits for; what is not has been answered or is to be ignored.
 bool Nic::is_expected(QueuePair* qp, const std::shared_ptr<Link>& link, const Packet& packet) {
-  bool right = packet.path == qp->path;
-  if (qp->is_srd) {
-    right = right && packet.qkey == qp->attributes.qkey;
-  } else {
-    // What follows a request that was turned away is sent again with it.
-    if (qp->refusing || qp->refused_attempt == static_cast<int64_t>(packet.attempt)) return false;
-    const uint32_t psn = (qp->attributes.rq_psn + static_cast<uint32_t>(qp->expected_sequence)) & 0xffffff;
-    right = right && link->peer == qp->remote.endpoint && packet.source_qp == qp->attributes.dest_qp_num &&
-            packet.sequence == qp->expected_sequence && packet.psn == psn;
+  // A stranger, perhaps of a job that had this NIC's number before, changes nothing between the QP and its
+  // peer.
+  const bool is_peer =
+      packet.path == qp->path &&
+      (qp->is_srd ? packet.qkey == qp->attributes.qkey
+                  : link->peer == qp->remote.endpoint && packet.source_qp == qp->attributes.dest_qp_num);
+  if (!is_peer) {
+    answer(link, packet, PacketKind::unanswered, 0, 0, 0);
+    return false;
   }
-  if (right) {
+  if (qp->is_srd) return true;
+  // What follows a request that was turned away is sent again with it.
+  if (qp->refusing || qp->refused_attempt == static_cast<int64_t>(packet.attempt)) return false;
+  const uint32_t psn = (qp->attributes.rq_psn + static_cast<uint32_t>(qp->expected_sequence)) & 0xffffff;
+  if (packet.sequence == qp->expected_sequence && packet.psn == psn) {
     qp->refused_attempt = -1;
     return true;
   }
-  if (!qp->is_srd) qp->refused_attempt = packet.attempt;
+  qp->refused_attempt = packet.attempt;
   answer(link, packet, PacketKind::unanswered, 0, 0, 0);
   return false;
 }
