@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Traces of a GPU rank's launches.
+#include <chrono>
+#include <thread>
+
 #include "kernels/cuda/cuda_error.h"
 #include "kernels/cuda/cuda_executor.h"
 
@@ -27,7 +30,10 @@ Result<Trace> CudaExecutor::collect_trace() {
   MK_RETURN_IF_ERROR(current.status());
   {
     const BesideCaptures beside;
-    MK_RETURN_IF_ERROR(cuda_error(cudaEventSynchronize(last_launch_), "waiting for the launches"));
+    cudaError_t state = query_launches();
+    for (; state == cudaErrorNotReady; state = query_launches())
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    MK_RETURN_IF_ERROR(cuda_error(state, "waiting for the launches"));
   }
   return trace_->collect();
 }

@@ -47,6 +47,7 @@ struct HostMailbox {
   DeviceError error;
   alignas(128) uint64_t started;  // epochs
   uint64_t completed;
+  uint64_t last_ticket;               // of the launches that have ended
   DeviceFlight flights[NUM_FLIGHTS];  // launch e at e % NUM_FLIGHTS
 };
 
@@ -66,6 +67,7 @@ struct LaunchState {
   uint32_t failed;         // this launch has reported an error: waits end
   uint32_t aborted;        // the host has called for the end, once and for all
   uint64_t host_look_ns;   // when a wait last looked at the host's word
+  uint64_t last_ticket;    // of the launches that have ended
   uint32_t gather_ticket;  // pieces handed out, of a launch
   uint32_t push_ticket;
   // Arrivals of a chunk's pieces; the last to arrive raises the chunk's flag and puts the count back to 0.
@@ -92,6 +94,9 @@ struct RankComm {
   EntryRecord entry;  // the epoch left to the kernel
   int64_t flight_shape[4];
   TraceBuffer* trace;  // null: no trace is taken
+  // Launches numbered as the host enqueues them: how it knows which have ended, without recording an event for
+  // each. 0: captured, and comes any number of times.
+  uint64_t ticket;
 };
 
 }  // namespace mk

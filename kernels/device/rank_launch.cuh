@@ -218,6 +218,10 @@ __device__ inline void RankLaunch::end_cta() const {
   DeviceFlight& flight = comm_.mailbox->flights[epoch_ % HostMailbox::NUM_FLIGHTS];
   flight.end_ns = ptx::globaltimer();
   flight.state = failed ? 3 : 2;
+  if (comm_.ticket > 0) {
+    const uint64_t last = atomicMax(reinterpret_cast<unsigned long long*>(&state.last_ticket), comm_.ticket);
+    ptx::st_relaxed_sys(&comm_.mailbox->last_ticket, last > comm_.ticket ? last : comm_.ticket);
+  }
   ptx::st_release_sys(&comm_.mailbox->completed, epoch_);
 }
 

@@ -10,20 +10,27 @@ namespace {
 using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
                                  const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
                                  CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+using ReplaceAddress = CUresult (*)(CUtensorMap*, void*);
 
 std::atomic<EncodeTiled> encode_tiled{nullptr};
+std::atomic<ReplaceAddress> replace_address{nullptr};
+
+template <class Function>
+cudaError_t find_function(const char* name, std::atomic<Function>& to) {
+  void* entry = nullptr;
+  cudaDriverEntryPointQueryResult found;
+  const cudaError_t error = cudaGetDriverEntryPointByVersion(name, &entry, 12000, cudaEnableDefault, &found);
+  if (error != cudaSuccess) return error;
+  if (found != cudaDriverEntryPointSuccess) return cudaErrorNotSupported;
+  to.store(reinterpret_cast<Function>(entry), std::memory_order_release);
+  return cudaSuccess;
+}
 
 }  // namespace
 
 cudaError_t tensor_map_prepare() {
-  void* entry = nullptr;
-  cudaDriverEntryPointQueryResult found;
-  const cudaError_t error =
-      cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found);
-  if (error != cudaSuccess) return error;
-  if (found != cudaDriverEntryPointSuccess) return cudaErrorNotSupported;
-  encode_tiled.store(reinterpret_cast<EncodeTiled>(entry), std::memory_order_release);
-  return cudaSuccess;
+  const cudaError_t error = find_function("cuTensorMapReplaceAddress", replace_address);
+  return error != cudaSuccess ? error : find_function("cuTensorMapEncodeTiled", encode_tiled);
 }
 
 bool tensor_map_is_prepared() { return encode_tiled.load(std::memory_order_acquire) != nullptr; }
@@ -42,6 +49,10 @@ bool encode_tensor_map(CUtensorMap* map, GemmType type, const void* base, int64_
              map, data_type, 2, const_cast<void*>(base), dimensions, strides, box, element_strides,
              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+bool move_tensor_map(CUtensorMap* map, const void* base) {
+  return replace_address.load(std::memory_order_acquire)(map, const_cast<void*>(base)) == CUDA_SUCCESS;
 }
 
 }  // namespace mk
