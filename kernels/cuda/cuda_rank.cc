@@ -156,7 +156,7 @@ void CudaRank::report(const DeviceError& error) {
   if (error.kind == DEVICE_TIMEOUT) {
     report_timeout(context_,
                    {op, error.epoch, rank, name_of(error.role, kRoles), name_of(error.object, kObjects),
-                    error.index, error.peer, error.seen, error.expected});
+                    error.index, error.peer, error.seen, error.expected, error.cta});
     return;
   }
   mk_async_error_t report = MK_ASYNC_ERROR_INIT;

@@ -20,6 +20,7 @@ struct DeviceError {
   DeviceRole role;
   DeviceObject object;
   int32_t peer;  // the rank it concerns
+  int32_t cta;   // that noticed
   uint64_t epoch;
   uint64_t index;
   uint64_t seen;

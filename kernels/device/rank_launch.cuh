@@ -81,6 +81,7 @@ class RankLaunch {
     error.role = role;
     error.object = object;
     error.peer = peer;
+    error.cta = static_cast<int>(blockIdx.x);
     error.epoch = epoch_;
     error.index = object_index;
     error.expected = epoch_;
