@@ -367,9 +367,8 @@ typedef struct mk_trace_config {
  * not count towards max_workspace_bytes. May be called while streams are captured: a graph that was captured during a
  * trace records in it whenever it is replayed before the stop, and keeps its memory until mk_comm_destroy; other graphs
  * are not in it. Launches enqueued before may be recorded in part.
- * MK_ERROR_INVALID_ARGUMENT: a trace is under way, or a bad config field. MK_ERROR_UNSUPPORTED: on CUDA,
- *   a communicator of one rank. MK_ERROR_OUT_OF_MEMORY, _CUDA, _INVALID_HANDLE, _BUSY; the error that ended the
- *   communicator. */
+ * MK_ERROR_INVALID_ARGUMENT: a trace is under way, or a bad config field. MK_ERROR_OUT_OF_MEMORY, _CUDA,
+ *   _INVALID_HANDLE, _BUSY; the error that ended the communicator. */
 MK_API mk_status_t mk_trace_start(mk_comm_t comm, const mk_trace_config_t *config);
 
 /* Waits for the work enqueued on comm, as mk_comm_synchronize does for all streams (graphs that the caller replays he

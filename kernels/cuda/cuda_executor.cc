@@ -242,14 +242,14 @@ Status CudaExecutor::enqueue_with_peers(const GemmCall& call, cudaStream_t strea
 Status CudaExecutor::enqueue_alone(const OperatorCall& any, cudaStream_t stream, bool is_captured) {
   const uint64_t epoch = ++epoch_;
   flight_.record(epoch, any, FlightRecorder::running);
-  if (Status status = launch_alone(std::get<GemmCall>(any), stream); !status.ok()) {
+  if (Status status = launch_alone(std::get<GemmCall>(any), epoch, stream); !status.ok()) {
     flight_.record(epoch, any, FlightRecorder::failed);
     return status;
   }
   return is_captured ? Status() : cuda_error(cudaEventRecord(last_launch_, stream), "cudaEventRecord");
 }
 
-Status CudaExecutor::launch_alone(const GemmCall& call, cudaStream_t stream) {
+Status CudaExecutor::launch_alone(const GemmCall& call, uint64_t epoch, cudaStream_t stream) {
   const Result<Planned*> planned = this->planned(call);
   if (!planned.ok()) return planned.status();
   if (call.a_gathered != nullptr && call.m > 0 && call.k > 0) {
@@ -270,6 +270,11 @@ Status CudaExecutor::launch_alone(const GemmCall& call, cudaStream_t stream) {
   arguments.bias = call.bias;
   arguments.bias_type = gemm_type(call.bias_dtype);
   arguments.workspace = workspace_;
+  if (trace_) {
+    const std::array<int64_t, 4> shape = flight_shape(call);
+    arguments.trace = {
+        trace_->buffer(), epoch, static_cast<uint32_t>(call.op), {shape[0], shape[1], shape[2], shape[3]}};
+  }
   return cuda_error(gemm_launch(arguments, planned.value()->alone, stream), operator_name(call.op));
 }
 

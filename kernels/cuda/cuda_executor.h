@@ -76,7 +76,7 @@ class CudaExecutor : public Executor {
   Status prepare_alone();
   Status enqueue_alone(const OperatorCall& call, cudaStream_t stream, bool is_captured);
   Status enqueue_with_peers(const GemmCall& call, cudaStream_t stream, bool is_captured);
-  Status launch_alone(const GemmCall& call, cudaStream_t stream);
+  Status launch_alone(const GemmCall& call, uint64_t epoch, cudaStream_t stream);
   // Has everything enqueued ended? An error of the device ends it, too.
   cudaError_t query_launches() const;
 

@@ -10,12 +10,6 @@ namespace mk {
 
 Status CudaExecutor::start_trace(int64_t max_spans) {
   constexpr int64_t kDefaultSpans = 2048;
-  if (!rank_) {
-    return Status(
-        MK_ERROR_UNSUPPORTED,
-        "mk_trace_start: a communicator of one rank on a GPU has no trace yet; Nsight Compute shows its "
-        "one kernel a call");
-  }
   const CurrentDevice current(device_);
   MK_RETURN_IF_ERROR(current.status());
   Result<std::unique_ptr<CudaTrace>> trace =

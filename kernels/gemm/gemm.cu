@@ -80,6 +80,7 @@ bool fill_params(const GemmArguments& arguments, const GemmPlan& plan, const Gem
   params->m = static_cast<int>(shape.m);
   params->num_cluster_ctas = plan.num_cluster_ctas;
   params->workspace = arguments.workspace;
+  params->trace = arguments.trace;
   return true;
 }
 

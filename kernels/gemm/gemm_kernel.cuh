@@ -11,6 +11,8 @@
 #include "kernels/device/gemm_partials.cuh"
 #include "kernels/device/gemm_roles.cuh"
 #include "kernels/device/tile_scheduler.h"
+#include "kernels/device/trace.cuh"
+#include "kernels/gemm/gemm.h"
 #include "kernels/gemm/gemm_plan.h"
 #include "kernels/ptx/warp.cuh"
 
@@ -23,6 +25,7 @@ struct GemmParams {
   int m;
   int num_cluster_ctas;
   void* workspace;
+  GemmTrace trace;
 };
 
 template <class Config>
@@ -61,8 +64,11 @@ __device__ __forceinline__ void producer_role(GemmStorage<Config>& smem, const G
   TileWork work;
   while (tiles.next(&work)) {
     const int m_tile = work.m_tile * cluster.num_ctas + cluster.cta_rank;
+    const Tracer tracer(params.trace.buffer, TRACE_LOAD);
+    tracer.begin(TraceKind::load, trace_tile(work));
     load_tile<Config>(smem.mainloop, stages, params.load, &params.load.map_a, m_tile * Config::BLOCK_M, work,
                       cluster, AIsReady());
+    tracer.end();
   }
 }
 
@@ -96,7 +102,10 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   extern __shared__ __align__(1024) uint8_t smem_bytes[];
   GemmStorage<Config>& smem = *reinterpret_cast<GemmStorage<Config>*>(smem_bytes);
   const ClusterPosition cluster = {ptx::cluster_ctarank(), static_cast<uint32_t>(params.num_cluster_ctas)};
-  if (threadIdx.x == 0) mainloop_init<Config>(smem.mainloop, cluster);
+  if (threadIdx.x == 0) {
+    mainloop_init<Config>(smem.mainloop, cluster);
+    trace_enter(params.trace.buffer, params.trace.epoch, params.trace.op, params.trace.shape);
+  }
   ptx::barrier_cluster_arrive_release();
   ptx::barrier_cluster_wait_acquire();
 
@@ -111,7 +120,8 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
     if constexpr (DEAL_REGISTERS) ptx::setmaxnreg_inc<232>();
     TileCursor tiles(params.schedule, blockIdx.x / cluster.num_ctas);
     consumer_role<Config>(
-        smem.mainloop, cluster, warpgroup, nullptr, [&](TileWork* work) { return tiles.next(work); },
+        smem.mainloop, cluster, warpgroup, params.trace.buffer,
+        [&](TileWork* work) { return tiles.next(work); },
         [&](const TileWork& work, int block, float(&accumulators)[Config::BLOCK_N / 2]) {
           finish_rows<Config>(smem, params, cluster, work, block, accumulators);
         });
@@ -121,6 +131,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   __syncwarp();
   ptx::barrier_cluster_arrive_release();
   ptx::barrier_cluster_wait_acquire();
+  if (threadIdx.x == 0) trace_leave(params.trace.buffer);
 }
 
 template <GemmTile TILE, class Element, bool A_TRANSPOSED, bool B_TRANSPOSED>
