@@ -427,8 +427,7 @@ MK_API mk_status_t mk_mem_deregister(mk_comm_t comm, mk_memory_t memory);
 
 typedef enum mk_allgather_mode {
   MK_ALLGATHER_FORWARD = 0,
-  MK_ALLGATHER_WGRAD = 1 /* the gather runs along the inner dimension (MK_DEVICE_HOST; MK_ERROR_UNSUPPORTED on CUDA
-                            so far) */
+  MK_ALLGATHER_WGRAD = 1 /* the gather runs along the inner dimension */
 } mk_allgather_mode_t;
 
 /* Largest sizes for the GEMM operators; fields as in the operators' arguments. */
@@ -449,10 +448,13 @@ typedef struct mk_gemm_maxima {
 
 /* mk_allgather_gemm. mode FORWARD: C[m,n] = allgather(A)[m,k] * B[k,n] (+ bias) (+ C).
  * Mode WGRAD, the gradient of a weight: X[m_r,n] in `a` is gathered along m, dY[m,k] is in `b` (b_layout KN: [m,k];
- *   NK: dY transposed, [k,m]), C[k,n] = dY^T * allgather(X) (+ C). bias must be NULL. a_gathered gets X[m,n]. Each
- *   element is summed in fp32 over the rows of each source rank, and these sums then in the order: this rank, the
- *   next ranks of its node, the next nodes. With m 0, C is zero (plus C when accumulating). Gradients are
- *   usually accumulated over micro-batches: accumulate 1 with out_dtype FP32.
+ *   NK: dY transposed, [k,m]), C[k,n] = dY^T * allgather(X) (+ C). bias must be NULL. a_gathered gets X[m,n]. On the
+ *   host executor each element is summed in fp32 over the rows of each source rank, and these sums then in the order:
+ *   this rank, the next ranks of its node, the next nodes; on CUDA in one fp32 sum, or a few, added in order: over this
+ *   rank's rows, then over 64 rows of each other rank in turn, from the next one on. (There a row of X meets dY's rows of
+ *   its own number and, as zeros behind a rank's last row, up to 63 more: an infinity in dY may become NaN.) With m 0, C
+ *   is zero (plus C when accumulating). Gradients are usually accumulated over micro-batches: accumulate 1 with
+ *   out_dtype FP32.
  * Globally equal: m, k (FORWARD) or m, n (WGRAD), mode, dtype, tuning. Rank-local: the rest, n (FORWARD) or k (WGRAD)
  * included. Calls of a mode are covered by maxima of that mode. */
 typedef struct mk_allgather_gemm_args {

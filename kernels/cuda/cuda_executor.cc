@@ -16,15 +16,36 @@
 namespace mk {
 namespace {
 
+bool is_wgrad(const GemmCall& call) { return call.mode == MK_ALLGATHER_WGRAD; }
+
+// With one rank a call is this product: A B, or dY^T X.
 GemmShape shape_of(const GemmCall& call) {
   GemmShape shape;
-  shape.m = call.m;
+  shape.m = is_wgrad(call) ? call.k : call.m;
   shape.n = call.n;
-  shape.k = call.k;
+  shape.k = is_wgrad(call) ? call.m : call.k;
   shape.in_type = gemm_type(call.dtype);
   shape.out_type = gemm_type(call.out_dtype);
-  shape.b_transposed = call.b_layout == MK_LAYOUT_NK;
+  shape.a_transposed = is_wgrad(call) && call.b_layout == MK_LAYOUT_KN;
+  shape.b_transposed = !is_wgrad(call) && call.b_layout == MK_LAYOUT_NK;
   return shape;
+}
+
+GemmArguments arguments_of(const GemmCall& call) {
+  GemmArguments arguments;
+  arguments.shape = shape_of(call);
+  const GemmShape& shape = arguments.shape;
+  const auto pitch = [](int64_t ld, int64_t columns) { return round_up(std::max(ld, columns), 8); };
+  arguments.a = is_wgrad(call) ? call.b : call.a;
+  arguments.lda = pitch(is_wgrad(call) ? call.ldb : call.lda, shape.a_transposed ? shape.m : shape.k);
+  arguments.b = is_wgrad(call) ? call.a : call.b;
+  arguments.ldb = pitch(is_wgrad(call) ? call.lda : call.ldb, shape.b_transposed ? shape.k : shape.n);
+  arguments.c = call.c;
+  arguments.ldc = std::max(call.ldc, call.n);
+  arguments.accumulate = call.accumulate;
+  arguments.bias = call.bias;
+  arguments.bias_type = gemm_type(call.bias_dtype);
+  return arguments;
 }
 
 int attribute(cudaDeviceAttr name, int device) {
@@ -82,10 +103,6 @@ Result<const GemmCall*> CudaExecutor::supported(const OperatorCall& call) const 
   if (gemm == nullptr) {
     return Status(MK_ERROR_UNSUPPORTED, format("mk_%s is not built for GPUs yet; use MK_DEVICE_HOST",
                                                operator_name(operator_of(call))));
-  }
-  if (gemm->mode == MK_ALLGATHER_WGRAD) {
-    return Status(MK_ERROR_UNSUPPORTED,
-                  "mk_allgather_gemm: mode: MK_ALLGATHER_WGRAD is not built for GPUs yet; use MK_DEVICE_HOST");
   }
   return gemm;
 }
@@ -252,23 +269,15 @@ Status CudaExecutor::enqueue_alone(const OperatorCall& any, cudaStream_t stream,
 Status CudaExecutor::launch_alone(const GemmCall& call, uint64_t epoch, cudaStream_t stream) {
   const Result<Planned*> planned = this->planned(call);
   if (!planned.ok()) return planned.status();
-  if (call.a_gathered != nullptr && call.m > 0 && call.k > 0) {
+  const int64_t columns = travelling_columns(call);
+  if (call.a_gathered != nullptr && call.m > 0 && columns > 0) {
     // With one rank the gathered A is a copy, made by the copy engine beside the kernel's own node.
-    const cudaError_t error = cudaMemcpy2DAsync(call.a_gathered, call.lda_gathered * 2, call.a, call.lda * 2,
-                                                call.k * 2, call.m, cudaMemcpyDeviceToDevice, stream);
+    const cudaError_t error = cudaMemcpy2DAsync(call.a_gathered, std::max(call.lda_gathered, columns) * 2,
+                                                call.a, std::max(call.lda, columns) * 2, columns * 2, call.m,
+                                                cudaMemcpyDeviceToDevice, stream);
     if (error != cudaSuccess) return cuda_error(error, "copying the gathered A");
   }
-  GemmArguments arguments;
-  arguments.shape = shape_of(call);
-  arguments.a = call.a;
-  arguments.lda = std::max(call.lda, round_up(call.k, 8));
-  arguments.b = call.b;
-  arguments.ldb = std::max(call.ldb, round_up(call.b_layout == MK_LAYOUT_KN ? call.n : call.k, 8));
-  arguments.c = call.c;
-  arguments.ldc = std::max(call.ldc, call.n);
-  arguments.accumulate = call.accumulate;
-  arguments.bias = call.bias;
-  arguments.bias_type = gemm_type(call.bias_dtype);
+  GemmArguments arguments = arguments_of(call);
   arguments.workspace = workspace_;
   if (trace_) {
     const std::array<int64_t, 4> shape = flight_shape(call);

@@ -22,6 +22,11 @@ bool tensor_map_is_prepared();
 bool encode_tensor_map(CUtensorMap* map, GemmType type, const void* base, int64_t rows, int64_t columns,
                        int64_t ld, int box_rows, int box_columns);
 
+// The same of `slices` such matrices, each `slice_rows` rows behind the one before; boxes are of one slice.
+bool encode_tensor_map_of_slices(CUtensorMap* map, GemmType type, const void* base, int64_t slices,
+                                 int64_t slice_rows, int64_t rows, int64_t columns, int64_t ld, int box_rows,
+                                 int box_columns);
+
 // The same of another matrix of the same sizes; a fraction of the time that encoding takes.
 bool move_tensor_map(CUtensorMap* map, const void* base);
 

@@ -269,25 +269,34 @@ __device__ __forceinline__ void gather_rows(const RankLaunch& launch, const Cuda
 }
 
 // What becomes of a piece's accumulators: a partial tile for its owner, or, with the other pieces' partial
-// tiles, C.
+// tiles, rows of C, of which the tile has those from `begin` on, as far as they lie before `end`.
 template <class Config>
 __device__ __forceinline__ void finish_rows(const CudaParams& params, RankGemmStorage<Config>& smem,
-                                            const TileWork& work, int block,
+                                            const TileWork& work, int begin, int end, int block,
                                             float (&accumulators)[Config::BLOCK_N / 2]) {
-  const SourceTile tile = source_tile<Config::BLOCK_M>(params, work);
   const int warp = threadIdx.x / 32;
-  const int row = tile.begin + block * 64 + warp % 4 * 16;
+  const int row = begin + block * 64 + warp % 4 * 16;
   const PartialsLayout partials(params.tiles.num_workers, Config::BLOCK_M, Config::BLOCK_N);
   if (!work.is_owner) {
-    partials_store(accumulators, partials, params.comm.partials, blockIdx.x, block, row < tile.end);
+    partials_store(accumulators, partials, params.comm.partials, blockIdx.x, block, row < end);
     return;
   }
   if (work.num_peers > 0) {
     partials_add(accumulators, partials, params.comm.partials, work.first_peer, 1, work.num_peers, block,
-                 row < tile.end);
+                 row < end);
   }
-  store_tile_rows(accumulators, params.epilogue, smem.epilogue[warp], row, tile.end,
-                  work.n_tile * Config::BLOCK_N);
+  store_tile_rows(accumulators, params.epilogue, smem.epilogue[warp], row, end, work.n_tile * Config::BLOCK_N);
+}
+
+// What a copy warp of a CTA that computes does.
+template <class Config>
+__device__ __forceinline__ void run_copy_warp(const RankLaunch& launch, const CudaParams& params,
+                                              RankGemmStorage<Config>& smem, const CopyWarp& warp) {
+  if (warp.greets()) launch.greet();
+  // One push warp a CTA keeps the links busy; with two the first panels would come later.
+  if (warp.warp == 0 && params.schedule.k > 0 && gridDim.x == params.tiles.num_workers)
+    push_beside_product(launch, params, smem.push);
+  if (params.a_gathered != nullptr) gather_rows(launch, params, warp);
 }
 
 template <class Config>
@@ -307,13 +316,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   __syncthreads();
   run_roles<Config>(
       params.tiles.num_workers, [&] { produce<Config>(launch, smem.mainloop, params); },
-      [&](const CopyWarp& warp) {
-        if (warp.greets()) launch.greet();
-        // One push warp a CTA keeps the links busy; with two the first panels would come later.
-        if (warp.warp == 0 && params.schedule.k > 0 && gridDim.x == params.tiles.num_workers)
-          push_beside_product(launch, params, smem.push);
-        if (params.a_gathered != nullptr) gather_rows(launch, params, warp);
-      },
+      [&](const CopyWarp& warp) { run_copy_warp(launch, params, smem, warp); },
       [&](int warpgroup) {
         RankTileCursor tiles(params.tiles, blockIdx.x, params.order);
         consumer_role<Config>(
@@ -322,7 +325,8 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
               return tiles.next(work, Config::BLOCK_M, [&](int position) { return rows_at(params, position); });
             },
             [&](const TileWork& work, int block, float(&accumulators)[Config::BLOCK_N / 2]) {
-              finish_rows<Config>(params, smem, work, block, accumulators);
+              const SourceTile tile = source_tile<Config::BLOCK_M>(params, work);
+              finish_rows<Config>(params, smem, work, tile.begin, tile.end, block, accumulators);
             });
       });
   launch.end_cta();
