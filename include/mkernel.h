@@ -548,7 +548,9 @@ typedef struct mk_gemm_allreduce_args {
   int64_t lda;
   const void *b;           /* [k, n] or [n, k] */
   int64_t ldb;
-  void *c;                 /* [m, n]; overlaps no input */
+  void *c;                 /* [m, n]; overlaps no input; from mk_mem_alloc: on CUDA peers write it directly, in the
+                              two-shot algorithm and without accumulate (on all ranks then the same allocation, offset
+                              and leading dimension, or the library stages) */
   int64_t ldc;
   const void *bias;        /* [n], or NULL */
   const mk_tuning_t *tuning;

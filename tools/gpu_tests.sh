@@ -131,6 +131,7 @@ run $((120 * scale)) operators_capture_test "${options[@]}"
 run $((120 * scale)) operators_misuse_test "${options[@]}"
 run $((120 * scale)) operators_beside_test "${options[@]}"
 run $((200 * scale)) operators_large_test "${options[@]}"
+run $((60 * scale)) operators_outputs_test "${options[@]}"
 run $((200 * scale)) operators_fault_test "${options[@]}"
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

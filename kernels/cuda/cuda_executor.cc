@@ -250,10 +250,23 @@ Status CudaExecutor::enqueue_with_peers(const GemmCall& call, cudaStream_t strea
     planned.launch = RankGemmLaunch::make(call, planned.with_peers, comm);
     if (!planned.launch) return cuda_error(cudaErrorInvalidValue, operator_name(call.op));
   }
-  const cudaError_t error = planned.launch->enqueue(call, trace_ ? trace_->buffer() : nullptr,
-                                                    is_captured ? 0 : rank_->next_ticket(), stream);
+  const LaunchDetails details = details_of(planned.launch->peer_output(call), is_captured);
+  const cudaError_t error = planned.launch->enqueue(call, details, stream);
   if (error == cudaSuccess && !is_captured) rank_->count_launch();
   return cuda_error(error, operator_name(call.op));
+}
+
+LaunchDetails CudaExecutor::details_of(const PeerOutput& output, bool is_captured) const {
+  LaunchDetails details;
+  details.trace = trace_ ? trace_->buffer() : nullptr;
+  details.ticket = is_captured ? 0 : rank_->next_ticket();
+  if (output.data == nullptr) return details;
+  const std::optional<uint64_t> offset = context_.symmetric_offset(output.data, output.bytes);
+  if (!offset) return details;
+  details.output_offset = *offset;
+  details.output_ld = output.ld;
+  for (int rank = 0; rank < nranks(); ++rank) details.outputs[rank] = context_.symmetric_peer(rank, *offset);
+  return details;
 }
 
 Status CudaExecutor::enqueue_alone(const OperatorCall& any, cudaStream_t stream, bool is_captured) {

@@ -76,6 +76,7 @@ class CudaExecutor : public Executor {
   Status prepare_alone();
   Status enqueue_alone(const OperatorCall& call, cudaStream_t stream, bool is_captured);
   Status enqueue_with_peers(const GemmCall& call, cudaStream_t stream, bool is_captured);
+  LaunchDetails details_of(const PeerOutput& output, bool is_captured) const;
   Status launch_alone(const GemmCall& call, uint64_t epoch, cudaStream_t stream);
   // Has everything enqueued ended? An error of the device ends it, too.
   cudaError_t query_launches() const;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "kernels/cuda/rank_gemm_launch.h"
 
+#include <algorithm>
+
 #include "kernels/gemm/tensor_map.h"
 #include "kernels/ops/allgather_gemm/cuda_launch.h"
 #include "kernels/ops/gemm_reduce_scatter/cuda_launch.h"
@@ -12,6 +14,14 @@ cudaError_t rank_gemm_prepare() {
   if (error == cudaSuccess) error = allgather_gemm::cuda_prepare();
   if (error == cudaSuccess) error = gemm_reduce_scatter::cuda_prepare();
   return error;
+}
+
+void RankGemmLaunch::fill(const LaunchDetails& details, RankComm* comm) {
+  comm->trace = details.trace;
+  comm->ticket = details.ticket;
+  comm->entry.output_offset = details.output_offset;
+  comm->entry.output_ld = details.output_ld;
+  std::copy(std::begin(details.outputs), std::end(details.outputs), comm->outputs);
 }
 
 std::unique_ptr<RankGemmLaunch> RankGemmLaunch::make(const GemmCall& call, const RankGemmPlan& plan,

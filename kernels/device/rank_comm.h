@@ -63,6 +63,7 @@ constexpr size_t STAGING_FLAGS_BYTES = 4096;
 struct LaunchState {
   uint64_t epoch;          // launches completed
   uint64_t entered_epoch;  // the last launch that all ranks have entered
+  uint64_t direct_epoch;   // the last whose outputs peers write to; set before entered_epoch
   uint32_t running;        // CTAs inside, of a launch; 0 between launches
   uint32_t num_exited;     // CTAs of this launch that are done
   uint32_t failed;         // this launch has reported an error: waits end
@@ -93,6 +94,8 @@ struct RankComm {
   HostMailbox* mailbox;
   uint64_t wait_timeout_ns;
   EntryRecord entry;  // the epoch left to the kernel
+  // Where each rank's output lies, as this device addresses it, if all have placed theirs as the entry says.
+  std::byte* outputs[MAX_LOCAL_RANKS];
   int64_t flight_shape[4];
   TraceBuffer* trace;  // null: no trace is taken
   // Launches numbered as the host enqueues them: how it knows which have ended, without recording an event for

@@ -26,6 +26,7 @@ struct WgradCase {
   int tile_m = 0;
   int tile_n = 0;
   int copy_ctas = 0;
+  bool symmetric = false;  // the gathered X, which peers may then write
 };
 
 std::string describe(const WgradCase& c, int nranks) {
@@ -33,8 +34,11 @@ std::string describe(const WgradCase& c, int nranks) {
   std::snprintf(text, sizeof text, "WGRAD W=%d m=%lld n=%lld k=%lld%s %s->%d%s%s tile %dx%d push CTAs %d",
                 nranks, static_cast<long long>(c.m), static_cast<long long>(c.n), static_cast<long long>(c.k),
                 c.transposed ? " dY transposed" : "", c.dtype == MK_DTYPE_FP16 ? "fp16" : "bf16", c.out,
-                c.accumulate ? " accumulate" : "", c.gathered ? " gathered" : "", c.tile_m, c.tile_n,
-                c.copy_ctas);
+                c.accumulate ? " accumulate" : "",
+                c.symmetric  ? " gathered symmetric"
+                : c.gathered ? " gathered"
+                             : "",
+                c.tile_m, c.tile_n, c.copy_ctas);
   return text;
 }
 
@@ -86,7 +90,8 @@ struct WgradRank {
   const mk_comm_t comm;
   const int64_t begin, own, k, ldx, lddy, ldc, ldg;
   mk_tuning_t tuning = MK_TUNING_INIT;
-  Buffer x, dy, out, gathered;
+  Buffer x, dy, out, plain;
+  void* gathered = plain.data;  // or in symmetric memory
 
   WgradRank(const WgradCase& which, int r, int n, mk_comm_t communicator)
       : c(which),
@@ -103,12 +108,16 @@ struct WgradRank {
         x(own * ldx * 2),
         dy((c.transposed ? k : c.m) * lddy * 2),
         out(k * ldc * 4),
-        gathered(c.m * ldg * 2) {
+        plain(c.m * ldg * 2) {
     tuning.tile_m = c.tile_m, tuning.tile_n = c.tile_n, tuning.copy_ctas = c.copy_ctas;
     mk_gemm_maxima_t maxima = MK_GEMM_MAXIMA_INIT;
     maxima.m = c.m, maxima.n = c.n, maxima.k = c.k, maxima.dtype = c.dtype, maxima.out_dtype = c.out;
     maxima.mode = MK_ALLGATHER_WGRAD, maxima.tuning = &tuning;
     require(mk_allgather_gemm_prepare(comm, &maxima), describe(c, nranks).c_str(), comm);
+    if (c.symmetric) require(mk_mem_alloc(comm, plain.bytes, &gathered), "mk_mem_alloc", comm);
+  }
+  ~WgradRank() {
+    if (c.symmetric) require(mk_mem_free(comm, gathered), "mk_mem_free", comm);
   }
 
   void call(cudaStream_t stream) const {
@@ -118,7 +127,7 @@ struct WgradRank {
     args.dtype = c.dtype, args.out_dtype = c.out, args.accumulate = c.accumulate;
     args.b_layout = c.transposed ? MK_LAYOUT_NK : MK_LAYOUT_KN;
     args.a = x.data, args.lda = ldx, args.b = dy.data, args.ldb = lddy, args.c = out.data, args.ldc = ldc;
-    if (c.gathered) args.a_gathered = gathered.data, args.lda_gathered = ldg;
+    if (c.gathered) args.a_gathered = gathered, args.lda_gathered = ldg;
     args.tuning = &tuning;
     require(mk_allgather_gemm(comm, &args, stream), describe(c, nranks).c_str(), comm);
   }
@@ -127,7 +136,7 @@ struct WgradRank {
     with_type(c.dtype, [&](auto type) {
       using T = decltype(type);
       fill<<<256, 256, 0, stream>>>(static_cast<T*>(x.data), own, c.n, ldx, seed + SEED_A, begin, 0);
-      poison<<<256, 256, 0, stream>>>(static_cast<T*>(gathered.data), c.m * ldg);
+      poison<<<256, 256, 0, stream>>>(static_cast<T*>(gathered), c.m * ldg);
       if (!c.transposed) {
         fill<<<256, 256, 0, stream>>>(static_cast<T*>(dy.data), c.m, k, lddy, seed + SEED_B, 0, 1000 * rank);
       } else {
@@ -154,8 +163,8 @@ struct WgradRank {
     if (!c.gathered) return;
     with_type(c.dtype, [&](auto type) {
       using T = decltype(type);
-      compare_gathered<<<256, 256, 0, stream>>>(static_cast<const T*>(gathered.data), ldg, c.m, c.n,
-                                                seed + SEED_A, wrong);
+      compare_gathered<<<256, 256, 0, stream>>>(static_cast<const T*>(gathered), ldg, c.m, c.n, seed + SEED_A,
+                                                wrong);
     });
   }
 };
@@ -244,6 +253,13 @@ std::vector<WgradCase> make_wgrad_cases() {
                        tile.second, copy_ctas});
       cases.push_back({1100, 1000, 320, true, MK_DTYPE_FP16, MK_DTYPE_FP32, true, false, tile.first,
                        tile.second, copy_ctas});
+    }
+  }
+  for (const int64_t m : {3, 130, 1000, 4099}) {
+    for (const int64_t n : {8, 520, 1031}) {
+      WgradCase c = {m, n, 200};
+      c.gathered = c.symmetric = true;
+      cases.push_back(c);
     }
   }
   return cases;

@@ -70,14 +70,31 @@ __device__ __forceinline__ void wait_panel(const RankLaunch& launch, const CudaP
   ptx::fence_proxy_async_global();
 }
 
+// Which of the maps of gathered rows are this launch's. Waits for the other ranks' entries, where they may
+// write to each other's outputs: asked when their rows are wanted, and not before.
+class GatheredMap {
+ public:
+  __device__ __forceinline__ GatheredMap(const RankLaunch& launch, const CudaParams& params)
+      : map_(launch.bank()), is_known_(params.comm.entry.output_offset == kNoOutput) {}
+  __device__ __forceinline__ int get(const RankLaunch& launch) {
+    if (!is_known_ && launch.writes_outputs()) map_ = MAP_OF_OUTPUT;
+    is_known_ = true;
+    return map_;
+  }
+
+ private:
+  int map_;
+  bool is_known_;
+};
+
 template <class Config>
 __device__ __forceinline__ void produce(const RankLaunch& launch, MainloopStorage<Config>& smem,
                                         const CudaParams& params) {
   const ClusterPosition cluster = {0, 1};
-  const CUtensorMap* map_gathered = &params.map_gathered[launch.bank()];
+  GatheredMap map_gathered(launch, params);
   ptx::prefetch_tensormap(&params.load.map_a);
   ptx::prefetch_tensormap(&params.load.map_b);
-  ptx::prefetch_tensormap(map_gathered);
+  ptx::prefetch_tensormap(&params.map_gathered[launch.bank()]);
   RankTileCursor tiles(params.tiles, blockIdx.x, params.order);
   StageCursor<Config::NUM_STAGES> stages;
   TileWork work;
@@ -87,7 +104,8 @@ __device__ __forceinline__ void produce(const RankLaunch& launch, MainloopStorag
     int next_wait = is_own ? work.k_end : 0;  // the first k-step of a panel not waited for
     const Tracer tracer(params.comm.trace, TRACE_LOAD);
     tracer.begin(TraceKind::load, trace_tile(work));
-    load_tile<Config>(smem, stages, params.load, is_own ? &params.load.map_a : map_gathered,
+    load_tile<Config>(smem, stages, params.load,
+                      is_own ? &params.load.map_a : &params.map_gathered[map_gathered.get(launch)],
                       is_own ? tile.first_row : tile.begin, work, cluster, [&](int k_step) {
                         if (k_step < next_wait) return;
                         wait_panel<Config::BLOCK_M>(launch, params, tile, k_step / params.panel_steps);
@@ -135,7 +153,9 @@ __device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaPa
   const int rank = params.comm.rank;
   const int nranks = params.comm.nranks;
   const int lane = threadIdx.x % 32;
-  const auto pitch = static_cast<int64_t>(params.schedule.row_pitch());
+  const bool writes_outputs = launch.writes_outputs();
+  const auto pitch =
+      writes_outputs ? params.a_gathered_pitch : static_cast<int64_t>(params.schedule.row_pitch());
   PushUnits units = push_units(params, Storage::PIECE_BYTES);
   BulkPush<Storage> push(storage, warp);
   const Tracer tracer(params.comm.trace, trace_track());
@@ -172,8 +192,9 @@ __device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaPa
 #pragma unroll 1
           for (int step = params.merged ? 0 : 1; step < nranks; ++step) {
             const int peer = rank >= step ? rank - step : rank - step + nranks;
-            ptx::cp_async_bulk_global_shared(launch.area(peer, offset), buffer + lane * unit.num_bytes,
-                                             unit.num_bytes);
+            std::byte* const to =
+                writes_outputs ? params.comm.outputs[peer] + offset : launch.area(peer, offset);
+            ptx::cp_async_bulk_global_shared(to, buffer + lane * unit.num_bytes, unit.num_bytes);
           }
         }
         ptx::cp_async_bulk_commit_group();
@@ -233,10 +254,11 @@ __device__ __forceinline__ void run_push_cta(const RankLaunch& launch, const Cud
   }
 }
 
-// Brings all rows to the caller's gathered A.
+// Brings all rows to the caller's gathered A, or waits until their owners have.
 __device__ __forceinline__ void gather_rows(const RankLaunch& launch, const CudaParams& params,
                                             const CopyWarp& warp) {
   const Schedule& schedule = params.schedule;
+  const bool writes_outputs = launch.writes_outputs();
   const int pieces_per_chunk = static_cast<int>(ceil_div(schedule.chunk_rows, params.piece_rows));
   const int64_t pieces_per_source = int64_t{schedule.max_chunks} * pieces_per_chunk;
 #pragma unroll 1
@@ -251,11 +273,13 @@ __device__ __forceinline__ void gather_rows(const RankLaunch& launch, const Cuda
     if (chunk >= schedule.chunks(source) || first_row >= schedule.chunk_count(source, chunk)) continue;
     const int64_t pitch = static_cast<int64_t>(schedule.row_pitch());
     const std::byte* from = params.a + row * params.a_pitch;
-    if (source != params.comm.rank) {
+    const bool is_pushed = source != params.comm.rank || (writes_outputs && params.merged);
+    if (is_pushed) {
       for (int panel = 0; panel < params.num_panels; ++panel) {
         launch.wait_flag(schedule.flag(source, chunk) * params.num_panels + panel, DeviceRole::gather,
                          DeviceObject::chunk, source, chunk);
       }
+      if (writes_outputs) continue;
       from = launch.area(params.comm.rank, schedule.area_offset(source, chunk) + first_row * pitch);
     }
     const Tracer tracer(params.comm.trace, TRACE_COPY + warp.warp);

@@ -18,6 +18,11 @@ int piece_rows(int64_t row_bytes) {
   return static_cast<int>(std::clamp<int64_t>(PIECE_BYTES / std::max<int64_t>(1, row_bytes), 4, 128));
 }
 
+// Elements from row to row of the gathered A.
+int64_t ld_of_output(const GemmCall& call) {
+  return std::max<int64_t>(round_up(std::max(call.lda_gathered, travelling_columns(call)), 8), 8);
+}
+
 // What both modes' parameters have in common: how rows travel, and what becomes of the product.
 void fill_gather(const GemmCall& call, const RankGemmPlan& plan, const RankComm& comm, CudaParams* params) {
   const int64_t columns = travelling_columns(call);
@@ -36,18 +41,23 @@ void fill_gather(const GemmCall& call, const RankGemmPlan& plan, const RankComm&
   params->panel_steps = plan.panel_steps;
   params->piece_rows = piece_rows(std::min<int64_t>(columns, int64_t{plan.panel_steps} * GEMM_BLOCK_K) * 2);
   params->a_pitch = round_up(std::max(call.lda, columns), 8) * 2;
-  params->a_gathered_pitch = std::max(call.lda_gathered, columns) * 2;
+  params->a_gathered_pitch = ld_of_output(call) * 2;
   params->epilogue = epilogue_of(call);
 }
 
 // What changes from call to call, but for the maps.
-void move_gather(const GemmCall& call, TraceBuffer* trace, uint64_t ticket, CudaParams* params) {
+void move_gather(const GemmCall& call, CudaParams* params) {
   move_epilogue(call, &params->epilogue);
-  params->comm.trace = trace;
-  params->comm.ticket = ticket;
   params->a = static_cast<const std::byte*>(call.a);
   params->a_gathered =
       call.m > 0 && travelling_columns(call) > 0 ? static_cast<std::byte*>(call.a_gathered) : nullptr;
+}
+
+// Rows are pushed in pieces of 16 bytes, and behind a row's last element the caller's memory is not ours.
+PeerOutput gathered_output(const GemmCall& call) {
+  PeerOutput output = travelling_columns(call) % 8 == 0 ? mk::peer_output(call) : PeerOutput();
+  output.ld = ld_of_output(call);
+  return output;
 }
 
 class ForwardLaunch final : public RankGemmLaunch {
@@ -72,19 +82,25 @@ class ForwardLaunch final : public RankGemmLaunch {
     const int64_t box_source = plan.merged ? call.m : ceil_div(call.m, comm.nranks);
     if (!fill_load(call, plan.gemm, own_rows_, box_source, kernel_.stage_bytes, area, &params_.load))
       return false;
-    for (int bank = 0; bank < 2; ++bank) {
-      if (!encode_tensor_map(&params_.map_gathered[bank], gemm_type(call.dtype), area + bank * comm.bank_bytes,
-                             call.m, call.k, std::max<int64_t>(round_up(call.k, 8), 8),
-                             a_box_rows(plan.gemm, box_source), GEMM_BLOCK_K)) {
-        return false;
-      }
-    }
-    return true;
+    const auto fill = [&](CUtensorMap* map, const void* base, int64_t ld) {
+      return encode_tensor_map(map, gemm_type(call.dtype), base, call.m, call.k, ld,
+                               a_box_rows(plan.gemm, box_source), GEMM_BLOCK_K);
+    };
+    const int64_t ld = std::max<int64_t>(round_up(call.k, 8), 8);
+    return fill(&params_.map_gathered[0], area, ld) &&
+           fill(&params_.map_gathered[1], area + comm.bank_bytes, ld) &&
+           fill(&params_.map_gathered[MAP_OF_OUTPUT], area, ld_of_output(call));
   }
+  PeerOutput peer_output(const GemmCall& call) const override { return gathered_output(call); }
 
-  cudaError_t enqueue(const GemmCall& call, TraceBuffer* trace, uint64_t ticket, cudaStream_t stream) override {
+  cudaError_t enqueue(const GemmCall& call, const LaunchDetails& details, cudaStream_t stream) override {
     if (!move_load(call, own_rows_, &params_.load)) return cudaErrorInvalidValue;
-    move_gather(call, trace, ticket, &params_);
+    if (details.output_offset != kNoOutput &&
+        !move_tensor_map(&params_.map_gathered[MAP_OF_OUTPUT], call.a_gathered)) {
+      return cudaErrorInvalidValue;
+    }
+    move_gather(call, &params_);
+    fill(details, &params_.comm);
     return launch_kernel(kernel_, params_, num_ctas_, stream);
   }
 
@@ -137,25 +153,39 @@ class WgradLaunch final : public RankGemmLaunch {
     if (!fill(&params_.load.map_b, has_x(call) ? call.a : area, 1, own_rows_, params_.a_pitch / 2))
       return false;
     const int64_t whole = call.m / params_.max_rows;
-    const int64_t ld = std::max<int64_t>(round_up(call.n, 8), 8);
-    for (int bank = 0; bank < 2; ++bank) {
-      std::byte* const rows = area + bank * comm.bank_bytes;
-      if (!fill(&params_.map_gathered[bank], rows, whole, params_.max_rows, ld)) return false;
-      const int64_t rest = call.m - whole * params_.max_rows;
-      std::byte* const last = rest > 0 ? rows + whole * params_.max_rows * ld * 2 : rows;
-      if (!fill(&params_.map_last[bank], last, 1, rest, ld)) return false;
+    const int64_t area_ld = std::max<int64_t>(round_up(call.n, 8), 8);
+    for (int i = 0; i <= MAP_OF_OUTPUT; ++i) {
+      const int64_t ld = i == MAP_OF_OUTPUT ? ld_of_output(call) : area_ld;
+      std::byte* const rows = i == 1 ? area + comm.bank_bytes : area;
+      if (!fill(&params_.map_gathered[i], rows, whole, params_.max_rows, ld) ||
+          !fill(&params_.map_last[i], last_rows(call, rows, ld), 1, call.m - whole * params_.max_rows, ld)) {
+        return false;
+      }
     }
     return true;
   }
+  PeerOutput peer_output(const GemmCall& call) const override { return gathered_output(call); }
 
-  cudaError_t enqueue(const GemmCall& call, TraceBuffer* trace, uint64_t ticket, cudaStream_t stream) override {
+  cudaError_t enqueue(const GemmCall& call, const LaunchDetails& details, cudaStream_t stream) override {
     if (has_dy(call) && !move_tensor_map(&params_.load.map_a, call.b)) return cudaErrorInvalidValue;
     if (has_x(call) && !move_tensor_map(&params_.load.map_b, call.a)) return cudaErrorInvalidValue;
-    move_gather(call, trace, ticket, &params_);
+    if (details.output_offset != kNoOutput &&
+        (!move_tensor_map(&params_.map_gathered[MAP_OF_OUTPUT], call.a_gathered) ||
+         !move_tensor_map(&params_.map_last[MAP_OF_OUTPUT],
+                          last_rows(call, static_cast<std::byte*>(call.a_gathered), ld_of_output(call))))) {
+      return cudaErrorInvalidValue;
+    }
+    move_gather(call, &params_);
+    fill(details, &params_.comm);
     return launch_kernel(kernel_, params_, num_ctas_, stream);
   }
 
  private:
+  // Of gathered rows that begin at `rows`: those of the source that has fewer than others, but some.
+  std::byte* last_rows(const GemmCall& call, std::byte* rows, int64_t ld) const {
+    const int64_t begin = call.m / params_.max_rows * params_.max_rows;
+    return begin < call.m ? rows + begin * ld * 2 : rows;
+  }
   static bool has_dy(const GemmCall& call) { return call.m > 0 && call.k > 0; }
   bool has_x(const GemmCall& call) const { return own_rows_ > 0 && call.n > 0; }
 

@@ -12,7 +12,7 @@ namespace mk::allgather_gemm {
 // In `load`, map_a is that of dY, and map_b that of this rank's X (WgradMap::own); map_gathered is
 // WgradMap::whole.
 struct WgradParams : CudaParams {
-  CUtensorMap map_last[2];
+  CUtensorMap map_last[3];
   WgradOrder wgrad_order;
   int c_rows;
 };
@@ -24,12 +24,13 @@ const WgradTable& wgrad_kernels_fp16();
 // 64 rows of X.
 template <class Config>
 __device__ __forceinline__ void load_x_stage(const RankLaunch& launch, MainloopStorage<Config>& smem, int stage,
-                                             const WgradParams& params, const WgradStep& step, int column) {
+                                             const WgradParams& params, GatheredMap& gathered,
+                                             const WgradStep& step, int column) {
   const WgradPlace place =
       wgrad_place(step.source, params.comm.rank, rows_of(params, step.source), params.max_rows);
   const CUtensorMap* map = place.map == WgradMap::own     ? &params.load.map_b
-                           : place.map == WgradMap::whole ? &params.map_gathered[launch.bank()]
-                                                          : &params.map_last[launch.bank()];
+                           : place.map == WgradMap::whole ? &params.map_gathered[gathered.get(launch)]
+                                                          : &params.map_last[gathered.get(launch)];
 #pragma unroll
   for (int i = 0; i < (Config::BLOCK_N + 63) / 64; ++i) {
     ptx::cp_async_bulk_tensor_3d_shared_global(smem.b[stage] + i * 64 * 128, map, &smem.stage_full[stage],
@@ -57,6 +58,7 @@ __device__ __forceinline__ void produce_wgrad(const RankLaunch& launch, Mainloop
   TileCursor tiles(params.tiles, blockIdx.x);
   StageCursor<Config::NUM_STAGES> stages;
   TileWork work;
+  GatheredMap gathered(launch, params);
   int num_known = params.wgrad_order.source_steps;  // steps, from the first on, whose rows have been waited for
   while (tiles.next(&work)) {
     const Tracer tracer(params.comm.trace, TRACE_LOAD);
@@ -72,7 +74,7 @@ __device__ __forceinline__ void produce_wgrad(const RankLaunch& launch, Mainloop
         wait_rows(launch, params, step);
         if (k_step == num_known) ++num_known;
       }
-      load_x_stage<Config>(launch, smem, stage, params, step, work.n_tile * Config::BLOCK_N);
+      load_x_stage<Config>(launch, smem, stage, params, gathered, step, work.n_tile * Config::BLOCK_N);
       stages.advance();
     }
     tracer.end();

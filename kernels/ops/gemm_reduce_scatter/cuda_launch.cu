@@ -39,11 +39,19 @@ class CudaLaunch final : public RankGemmLaunch {
                      comm.memory[comm.rank] + comm.arena, &params_.load);
   }
 
-  cudaError_t enqueue(const GemmCall& call, TraceBuffer* trace, uint64_t ticket, cudaStream_t stream) override {
+  // Two-shot, owners distribute rows of C, in pieces of 16 bytes. Every other output is written by its rank
+  // alone; so is one that is added to.
+  PeerOutput peer_output(const GemmCall& call) const override {
+    const int64_t bytes = element_bytes(call.out_dtype);
+    const bool is_whole = call.m > 0 && call.n > 0 && call.n * bytes % 16 == 0 && call.ldc * bytes % 16 == 0;
+    if (params_.reduction != Reduction::two_shot || call.accumulate || !is_whole) return {};
+    return {call.c, static_cast<size_t>(((call.m - 1) * call.ldc + call.n) * bytes), call.ldc};
+  }
+
+  cudaError_t enqueue(const GemmCall& call, const LaunchDetails& details, cudaStream_t stream) override {
     if (!move_load(call, call.m, &params_.load)) return cudaErrorInvalidValue;
     move_epilogue(call, &params_.output);
-    params_.comm.trace = trace;
-    params_.comm.ticket = ticket;
+    fill(details, &params_.comm);
     return launch_kernel(kernel_, params_, num_ctas_, stream);
   }
 
