@@ -15,12 +15,13 @@
 
 namespace mk {
 
-// The kernel for a plan's tile.
-template <class Table>
-auto& find_kernel(const Table& table, const GemmPlan& plan, bool is_transposed) {
+// The kernel for a plan's tile, which is one of `tiles`.
+template <class Params, int NUM_TILES>
+const RankGemmKernel<Params>& find_kernel(const RankGemmTable<Params, NUM_TILES>& table,
+                                          const GemmTile (&tiles)[NUM_TILES], const GemmPlan& plan,
+                                          bool is_transposed) {
   int tile = 0;
-  while (tile + 1 < NUM_RANK_GEMM_TILES &&
-         (RANK_GEMM_TILES[tile].block_m != plan.block_m || RANK_GEMM_TILES[tile].block_n != plan.block_n)) {
+  while (tile + 1 < NUM_TILES && (tiles[tile].block_m != plan.block_m || tiles[tile].block_n != plan.block_n)) {
     ++tile;
   }
   return table.entries[tile][is_transposed ? 1 : 0];

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 
 #include "kernels/cuda/gemm_type.h"
 #include "kernels/device/rank_gemm_tiles.h"
@@ -34,7 +35,8 @@ constexpr double PACED_SHARE = 0.85;
 GemmPlan choose_tile(const GemmCall& call, int64_t rows_of_rank, int num_owners, int64_t k, int num_sms,
                      bool cuts) {
   GemmPlan best;
-  for (const GemmTile& tile : RANK_GEMM_TILES) {
+  const bool is_wgrad = call.mode == MK_ALLGATHER_WGRAD;
+  for (const GemmTile& tile : is_wgrad ? std::span<const GemmTile>(WGRAD_TILES) : RANK_GEMM_TILES) {
     if (call.tuning.tile_m > 0 && call.tuning.tile_m != tile.block_m) continue;
     if (call.tuning.tile_n > 0 && call.tuning.tile_n != tile.block_n) continue;
     GemmShape shape;
@@ -43,7 +45,7 @@ GemmPlan choose_tile(const GemmCall& call, int64_t rows_of_rank, int num_owners,
     shape.k = k;
     shape.in_type = gemm_type(call.dtype);
     shape.out_type = gemm_type(call.out_dtype);
-    shape.b_transposed = call.b_layout == MK_LAYOUT_NK && call.mode == MK_ALLGATHER_FORWARD;
+    shape.b_transposed = call.b_layout == MK_LAYOUT_NK && !is_wgrad;
     const GemmPlan plan = gemm_plan_with(shape, num_sms, tile, 1, -1);
     if (best.block_m == 0 || plan.predicted_us < best.predicted_us) best = plan;
     const int64_t rest = gemm_plan_num_tiles(shape, plan) % num_sms;

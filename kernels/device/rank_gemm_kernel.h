@@ -13,10 +13,10 @@ struct RankGemmKernel {
   int smem_bytes;
   int stage_bytes;
 };
-template <class Params>
+template <class Params, int NUM_TILES = NUM_RANK_GEMM_TILES>
 struct RankGemmTable {
   // tile; B as [k, n] or as [n, k]
-  RankGemmKernel<Params> entries[NUM_RANK_GEMM_TILES][2];
+  RankGemmKernel<Params> entries[NUM_TILES][2];
 };
 
 }  // namespace mk

@@ -63,8 +63,8 @@ PeerOutput gathered_output(const GemmCall& call) {
 class ForwardLaunch final : public RankGemmLaunch {
  public:
   ForwardLaunch(const GemmCall& call, const RankGemmPlan& plan, const RankComm& comm)
-      : kernel_(find_kernel(call.dtype == MK_DTYPE_FP16 ? cuda_kernels_fp16() : cuda_kernels_bf16(), plan.gemm,
-                            call.b_layout == MK_LAYOUT_NK)),
+      : kernel_(find_kernel(call.dtype == MK_DTYPE_FP16 ? cuda_kernels_fp16() : cuda_kernels_bf16(),
+                            RANK_GEMM_TILES, plan.gemm, call.b_layout == MK_LAYOUT_NK)),
         num_ctas_(plan.plan.compute_ctas + plan.plan.copy_ctas),
         own_rows_(rows_count(call.m, comm.nranks, comm.rank)) {
     fill_gather(call, plan, comm, &params_);
@@ -115,7 +115,7 @@ class WgradLaunch final : public RankGemmLaunch {
  public:
   WgradLaunch(const GemmCall& call, const RankGemmPlan& plan, const RankComm& comm)
       : kernel_(find_kernel(call.dtype == MK_DTYPE_FP16 ? wgrad_kernels_fp16() : wgrad_kernels_bf16(),
-                            plan.gemm, call.b_layout == MK_LAYOUT_NK)),
+                            WGRAD_TILES, plan.gemm, call.b_layout == MK_LAYOUT_NK)),
         num_ctas_(plan.plan.compute_ctas + plan.plan.copy_ctas),
         own_rows_(rows_count(call.m, comm.nranks, comm.rank)) {
     fill_gather(call, plan, comm, &params_);

@@ -17,7 +17,7 @@ struct WgradParams : CudaParams {
   int c_rows;
 };
 
-using WgradTable = RankGemmTable<WgradParams>;
+using WgradTable = RankGemmTable<WgradParams, NUM_WGRAD_TILES>;
 const WgradTable& wgrad_kernels_bf16();
 const WgradTable& wgrad_kernels_fp16();
 
@@ -123,10 +123,10 @@ constexpr RankGemmKernel<WgradParams> wgrad_kernel_entry() {
 template <class Element>
 const WgradTable& wgrad_kernel_table() {
   static const WgradTable table = []<size_t... TILES>(std::index_sequence<TILES...>) {
-    return WgradTable{{{wgrad_kernel_entry<RANK_GEMM_TILES[TILES], Element, false>(),
-                        wgrad_kernel_entry<RANK_GEMM_TILES[TILES], Element, true>()}...}};
+    return WgradTable{{{wgrad_kernel_entry<WGRAD_TILES[TILES], Element, false>(),
+                        wgrad_kernel_entry<WGRAD_TILES[TILES], Element, true>()}...}};
   }
-  (std::make_index_sequence<NUM_RANK_GEMM_TILES>());
+  (std::make_index_sequence<NUM_WGRAD_TILES>());
   return table;
 }
 

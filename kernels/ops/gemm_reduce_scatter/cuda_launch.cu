@@ -13,8 +13,8 @@ namespace {
 class CudaLaunch final : public RankGemmLaunch {
  public:
   CudaLaunch(const GemmCall& call, const RankGemmPlan& plan, const RankComm& comm)
-      : kernel_(find_kernel(call.dtype == MK_DTYPE_FP16 ? cuda_kernels_fp16() : cuda_kernels_bf16(), plan.gemm,
-                            call.b_layout == MK_LAYOUT_NK)),
+      : kernel_(find_kernel(call.dtype == MK_DTYPE_FP16 ? cuda_kernels_fp16() : cuda_kernels_bf16(),
+                            RANK_GEMM_TILES, plan.gemm, call.b_layout == MK_LAYOUT_NK)),
         num_ctas_(plan.plan.compute_ctas),
         max_rows_(plan.reduction == Reduction::one_shot ? call.m : ceil_div(call.m, comm.nranks)) {
     params_.comm = comm;
