@@ -367,9 +367,8 @@ typedef struct mk_trace_config {
  * not count towards max_workspace_bytes. May be called while streams are captured: a graph that was captured during a
  * trace records in it whenever it is replayed before the stop, and keeps its memory until mk_comm_destroy; other graphs
  * are not in it. Launches enqueued before may be recorded in part.
- * MK_ERROR_INVALID_ARGUMENT: a trace is under way, or a bad config field. MK_ERROR_UNSUPPORTED: on CUDA,
- *   a communicator of one rank. MK_ERROR_OUT_OF_MEMORY, _CUDA, _INVALID_HANDLE, _BUSY; the error that ended the
- *   communicator. */
+ * MK_ERROR_INVALID_ARGUMENT: a trace is under way, or a bad config field. MK_ERROR_OUT_OF_MEMORY, _CUDA,
+ *   _INVALID_HANDLE, _BUSY; the error that ended the communicator. */
 MK_API mk_status_t mk_trace_start(mk_comm_t comm, const mk_trace_config_t *config);
 
 /* Waits for the work enqueued on comm, as mk_comm_synchronize does for all streams (graphs that the caller replays he
@@ -428,8 +427,7 @@ MK_API mk_status_t mk_mem_deregister(mk_comm_t comm, mk_memory_t memory);
 
 typedef enum mk_allgather_mode {
   MK_ALLGATHER_FORWARD = 0,
-  MK_ALLGATHER_WGRAD = 1 /* the gather runs along the inner dimension (MK_DEVICE_HOST; MK_ERROR_UNSUPPORTED on CUDA
-                            so far) */
+  MK_ALLGATHER_WGRAD = 1 /* the gather runs along the inner dimension */
 } mk_allgather_mode_t;
 
 /* Largest sizes for the GEMM operators; fields as in the operators' arguments. */
@@ -450,10 +448,13 @@ typedef struct mk_gemm_maxima {
 
 /* mk_allgather_gemm. mode FORWARD: C[m,n] = allgather(A)[m,k] * B[k,n] (+ bias) (+ C).
  * Mode WGRAD, the gradient of a weight: X[m_r,n] in `a` is gathered along m, dY[m,k] is in `b` (b_layout KN: [m,k];
- *   NK: dY transposed, [k,m]), C[k,n] = dY^T * allgather(X) (+ C). bias must be NULL. a_gathered gets X[m,n]. Each
- *   element is summed in fp32 over the rows of each source rank, and these sums then in the order: this rank, the
- *   next ranks of its node, the next nodes. With m 0, C is zero (plus C when accumulating). Gradients are
- *   usually accumulated over micro-batches: accumulate 1 with out_dtype FP32.
+ *   NK: dY transposed, [k,m]), C[k,n] = dY^T * allgather(X) (+ C). bias must be NULL. a_gathered gets X[m,n]. On the
+ *   host executor each element is summed in fp32 over the rows of each source rank, and these sums then in the order:
+ *   this rank, the next ranks of its node, the next nodes; on CUDA in one fp32 sum, or a few, added in order: over this
+ *   rank's rows, then over 64 rows of each other rank in turn, from the next one on. (There a row of X meets dY's rows of
+ *   its own number and, as zeros behind a rank's last row, up to 63 more: an infinity in dY may become NaN.) With m 0, C
+ *   is zero (plus C when accumulating). Gradients are usually accumulated over micro-batches: accumulate 1 with
+ *   out_dtype FP32.
  * Globally equal: m, k (FORWARD) or m, n (WGRAD), mode, dtype, tuning. Rank-local: the rest, n (FORWARD) or k (WGRAD)
  * included. Calls of a mode are covered by maxima of that mode. */
 typedef struct mk_allgather_gemm_args {
@@ -547,7 +548,9 @@ typedef struct mk_gemm_allreduce_args {
   int64_t lda;
   const void *b;           /* [k, n] or [n, k] */
   int64_t ldb;
-  void *c;                 /* [m, n]; overlaps no input */
+  void *c;                 /* [m, n]; overlaps no input; from mk_mem_alloc: on CUDA peers write it directly, in the
+                              two-shot algorithm and without accumulate (on all ranks then the same allocation, offset
+                              and leading dimension, or the library stages) */
   int64_t ldc;
   const void *bias;        /* [n], or NULL */
   const mk_tuning_t *tuning;

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include "gemm_call.h"
 
+#include <cstring>
+#include <type_traits>
+
 #include "../lib/status.h"
 
 namespace mk {
@@ -13,6 +16,16 @@ int64_t& local_size(GemmCall& call) {
 }
 
 }  // namespace
+
+bool equal_but_addresses(const GemmCall& one, const GemmCall& other) {
+  static_assert(std::has_unique_object_representations_v<mk_tuning_t>);
+  return one.m == other.m && one.n == other.n && one.k == other.k && one.op == other.op &&
+         one.mode == other.mode && one.dtype == other.dtype && one.out_dtype == other.out_dtype &&
+         one.comm_dtype == other.comm_dtype && one.bias_dtype == other.bias_dtype &&
+         one.b_layout == other.b_layout && one.accumulate == other.accumulate && one.lda == other.lda &&
+         one.ldb == other.ldb && one.ldc == other.ldc && one.lda_gathered == other.lda_gathered &&
+         std::memcmp(&one.tuning, &other.tuning, sizeof one.tuning) == 0;
+}
 
 std::string sizes_of(const GemmCall& call) {
   return format("%sm=%lld, n=%lld, k=%lld, %s", call.mode == MK_ALLGATHER_WGRAD ? "wgrad, " : "",

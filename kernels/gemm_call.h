@@ -42,6 +42,9 @@ constexpr int64_t travelling_columns(const GemmCall& call) {
   return call.op == MK_OPERATOR_ALLGATHER_GEMM && call.mode == MK_ALLGATHER_FORWARD ? call.k : call.n;
 }
 
+// Are they equal in all but addresses?
+bool equal_but_addresses(const GemmCall& one, const GemmCall& other);
+
 // What operator_call.h asks of every kind of call.
 std::string sizes_of(const GemmCall& call);
 std::array<int64_t, 4> flight_shape(const GemmCall& call);

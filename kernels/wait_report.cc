@@ -17,6 +17,7 @@ void report_timeout(const ExecutorContext& context, const WaitReport& wait) {
   error.expected = wait.expected;
   std::snprintf(error.role, sizeof error.role, "%s", wait.role);
   std::snprintf(error.object, sizeof error.object, "%s", wait.object);
+  const std::string cta = wait.cta >= 0 ? format(", CTA %d", wait.cta) : std::string();
   const std::string from = wait.peer >= 0 ? format(" of rank %d", wait.peer) : std::string();
   const char* const cause = wait.peer >= 0
                                 ? "That rank has entered the launch but does not go on; look at its own error"
@@ -24,9 +25,9 @@ void report_timeout(const ExecutorContext& context, const WaitReport& wait) {
                                   "ranks' own errors";
   context.report(
       error,
-      format("rank %d, role %s, waited %lld ms in %s (launch %llu) for %s %llu%s: saw %llu, expected %llu. "
+      format("rank %d, role %s%s, waited %lld ms in %s (launch %llu) for %s %llu%s: saw %llu, expected %llu. "
              "%s, or raise wait_timeout_ms",
-             wait.waiter_rank, wait.role, static_cast<long long>(context.config.wait_timeout_ms),
+             wait.waiter_rank, wait.role, cta.c_str(), static_cast<long long>(context.config.wait_timeout_ms),
              operator_name(wait.op), static_cast<unsigned long long>(wait.epoch), wait.object,
              static_cast<unsigned long long>(wait.index), from.c_str(),
              static_cast<unsigned long long>(wait.seen), static_cast<unsigned long long>(wait.expected),

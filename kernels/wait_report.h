@@ -18,6 +18,7 @@ struct WaitReport {
   int peer;  // the rank it comes from, or -1
   uint64_t seen;
   uint64_t expected;
+  int cta = -1;  // of the waiter, on a GPU
 };
 
 // Reports MK_ERROR_TIMEOUT, which ends the communicator.

@@ -72,15 +72,15 @@ Status check_matrix(mk_operator_t op, const Matrix& matrix) {
     return invalid(op, format("%s: expected a 16-byte aligned pointer, saw %p", matrix.name, matrix.data));
   }
   if (matrix.rows == 1) return {};
-  const std::string ld = matrix.ld_name ? matrix.ld_name : std::string("ld") + matrix.name;
+  const auto ld_name = [&] { return matrix.ld_name ? matrix.ld_name : std::string("ld") + matrix.name; };
   if (matrix.ld < matrix.columns) {
-    return invalid(op, format("%s: expected at least %lld (elements of a row), saw %lld", ld.c_str(),
+    return invalid(op, format("%s: expected at least %lld (elements of a row), saw %lld", ld_name().c_str(),
                               static_cast<long long>(matrix.columns), static_cast<long long>(matrix.ld)));
   }
   MK_RETURN_IF_ERROR(check_product(op, matrix.name, matrix.rows, matrix.ld));
   if (matrix.ld * matrix.element_bytes % 16 != 0) {
     return invalid(op, format("%s: expected rows 16 bytes aligned, a multiple of %d elements, saw %lld",
-                              ld.c_str(), 16 / matrix.element_bytes, static_cast<long long>(matrix.ld)));
+                              ld_name().c_str(), 16 / matrix.element_bytes, static_cast<long long>(matrix.ld)));
   }
   return {};
 }

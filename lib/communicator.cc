@@ -313,7 +313,7 @@ Status Communicator::usable() const {
   if (finalized_) {
     return Status(MK_ERROR_INVALID_HANDLE, "the communicator was finalized; only mk_comm_destroy is left");
   }
-  return abort_.reason();
+  return abort_.raised() ? abort_.reason() : Status();
 }
 
 Status Communicator::check_stream(mk_stream_t stream) const {

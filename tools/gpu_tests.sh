@@ -125,11 +125,13 @@ run 300 gemm_test
 run 60 capture_test
 run 60 trace_test
 run 300 operators_test ${ranks:+"$ranks"}
+run 300 operators_wgrad_test ${ranks:+"$ranks"}
 run $((120 * scale)) operators_stress_test "${options[@]}"
 run $((120 * scale)) operators_capture_test "${options[@]}"
 run $((120 * scale)) operators_misuse_test "${options[@]}"
 run $((120 * scale)) operators_beside_test "${options[@]}"
 run $((200 * scale)) operators_large_test "${options[@]}"
+run $((60 * scale)) operators_outputs_test "${options[@]}"
 run $((200 * scale)) operators_fault_test "${options[@]}"
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

@@ -16,15 +16,36 @@
 namespace mk {
 namespace {
 
+bool is_wgrad(const GemmCall& call) { return call.mode == MK_ALLGATHER_WGRAD; }
+
+// With one rank a call is this product: A B, or dY^T X.
 GemmShape shape_of(const GemmCall& call) {
   GemmShape shape;
-  shape.m = call.m;
+  shape.m = is_wgrad(call) ? call.k : call.m;
   shape.n = call.n;
-  shape.k = call.k;
+  shape.k = is_wgrad(call) ? call.m : call.k;
   shape.in_type = gemm_type(call.dtype);
   shape.out_type = gemm_type(call.out_dtype);
-  shape.b_transposed = call.b_layout == MK_LAYOUT_NK;
+  shape.a_transposed = is_wgrad(call) && call.b_layout == MK_LAYOUT_KN;
+  shape.b_transposed = !is_wgrad(call) && call.b_layout == MK_LAYOUT_NK;
   return shape;
+}
+
+GemmArguments arguments_of(const GemmCall& call) {
+  GemmArguments arguments;
+  arguments.shape = shape_of(call);
+  const GemmShape& shape = arguments.shape;
+  const auto pitch = [](int64_t ld, int64_t columns) { return round_up(std::max(ld, columns), 8); };
+  arguments.a = is_wgrad(call) ? call.b : call.a;
+  arguments.lda = pitch(is_wgrad(call) ? call.ldb : call.lda, shape.a_transposed ? shape.m : shape.k);
+  arguments.b = is_wgrad(call) ? call.a : call.b;
+  arguments.ldb = pitch(is_wgrad(call) ? call.lda : call.ldb, shape.b_transposed ? shape.k : shape.n);
+  arguments.c = call.c;
+  arguments.ldc = std::max(call.ldc, call.n);
+  arguments.accumulate = call.accumulate;
+  arguments.bias = call.bias;
+  arguments.bias_type = gemm_type(call.bias_dtype);
+  return arguments;
 }
 
 int attribute(cudaDeviceAttr name, int device) {
@@ -77,36 +98,47 @@ size_t CudaExecutor::workspace_bytes() const {
   return workspace_ ? max_workspace_bytes() : 0;
 }
 
-Result<GemmCall> CudaExecutor::supported(const OperatorCall& call) const {
+Result<const GemmCall*> CudaExecutor::supported(const OperatorCall& call) const {
   const auto* gemm = std::get_if<GemmCall>(&call);
   if (gemm == nullptr) {
     return Status(MK_ERROR_UNSUPPORTED, format("mk_%s is not built for GPUs yet; use MK_DEVICE_HOST",
                                                operator_name(operator_of(call))));
   }
-  if (gemm->mode == MK_ALLGATHER_WGRAD) {
-    return Status(MK_ERROR_UNSUPPORTED,
-                  "mk_allgather_gemm: mode: MK_ALLGATHER_WGRAD is not built for GPUs yet; use MK_DEVICE_HOST");
+  return gemm;
+}
+
+// Valid until the next call of this function, or of prepare().
+Result<CudaExecutor::Planned*> CudaExecutor::planned(const GemmCall& call) const {
+  if (Planned* known = planned_.find(call)) return known;
+  Planned planned{};
+  if (rank_) {
+    const Result<RankGemmPlan> plan = rank_gemm_plan(call, context_.topology.rank, nranks(), rank_->num_sms());
+    if (!plan.ok()) return plan.status();
+    planned.with_peers = plan.value();
+    planned.arena = find_arena(call, plan.value().area_bytes);
+  } else {
+    planned.alone = gemm_plan(shape_of(call), num_sms_of(call));
   }
-  return *gemm;
+  return &planned_.insert(call, std::move(planned));
 }
 
 Result<mk_plan_t> CudaExecutor::plan(const OperatorCall& any) const {
-  const Result<GemmCall> call = supported(any);
+  const Result<const GemmCall*> call = supported(any);
   if (!call.ok()) return call.status();
+  const Result<Planned*> planned = this->planned(*call.value());
+  if (!planned.ok()) return planned.status();
   mk_plan_t plan = MK_PLAN_INIT;
   if (rank_) {
-    const Result<RankGemmPlan> chosen =
-        rank_gemm_plan(call.value(), context_.topology.rank, nranks(), rank_->num_sms());
-    if (!chosen.ok()) return chosen.status();
-    plan = chosen.value().plan;
+    plan = planned.value()->with_peers.plan;
+    plan.prepared = planned.value()->arena != nullptr ? 1 : 0;
   } else {
-    const GemmPlan chosen = gemm_plan(shape_of(call.value()), num_sms_of(call.value()));
+    const GemmPlan& chosen = planned.value()->alone;
     plan.compute_ctas = chosen.num_ctas();
     plan.tile_m = chosen.block_m;
     plan.tile_n = chosen.block_n;
     plan.workspace_bytes = max_workspace_bytes();
+    plan.prepared = workspace_ != nullptr ? 1 : 0;
   }
-  plan.prepared = prepared(any) ? 1 : 0;
   return plan;
 }
 
@@ -120,36 +152,34 @@ const CudaRank::Arena* CudaExecutor::find_arena(const GemmCall& call, int64_t ba
 }
 
 bool CudaExecutor::prepared(const OperatorCall& any) const {
-  if (!rank_) return workspace_ != nullptr;
-  const auto& call = std::get<GemmCall>(any);
-  const Result<RankGemmPlan> chosen = rank_gemm_plan(call, context_.topology.rank, nranks(), rank_->num_sms());
-  return chosen.ok() && find_arena(call, chosen.value().area_bytes) != nullptr;
+  const Result<mk_plan_t> plan = this->plan(any);
+  return plan.ok() && plan.value().prepared != 0;
 }
 
 Status CudaExecutor::prepare(const OperatorCall& any, Deadline deadline) {
   const CurrentDevice current(device_);
   MK_RETURN_IF_ERROR(current.status());
   if (!rank_) return prepare_alone();
-  const Result<GemmCall> call = supported(any);
+  const Result<const GemmCall*> call = supported(any);
   if (!call.ok()) return call.status();
   if (!kernels_loaded_) {
     MK_RETURN_IF_ERROR(cuda_error(rank_gemm_prepare(), "loading the kernels"));
     kernels_loaded_ = true;
   }
-  const Result<RankGemmPlan> chosen =
-      rank_gemm_plan(call.value(), context_.topology.rank, nranks(), rank_->num_sms());
-  if (!chosen.ok()) return chosen.status();
-  const auto bank_bytes = static_cast<size_t>(std::max<int64_t>(chosen.value().area_bytes, 1));
+  const Result<Planned*> planned = this->planned(*call.value());
+  if (!planned.ok()) return planned.status();
+  const auto bank_bytes = static_cast<size_t>(std::max<int64_t>(planned.value()->with_peers.area_bytes, 1));
+  planned_.clear();  // where calls have their area is decided anew
   for (const CudaRank::Arena& arena : arenas_) {
     if (arena.bank_bytes < bank_bytes) continue;
-    prepared_.push_back({call.value(), &arena});
+    prepared_.push_back({*call.value(), &arena});
     return {};
   }
   // Growth appends: captured launches within earlier maxima keep their arena.
   const Result<CudaRank::Arena> arena = rank_->add_arena(bank_bytes, deadline);
   if (!arena.ok()) return arena.status();
   arenas_.push_back(arena.value());
-  prepared_.push_back({call.value(), &arenas_.back()});
+  prepared_.push_back({*call.value(), &arenas_.back()});
   return {};
 }
 
@@ -182,10 +212,11 @@ Result<bool> CudaExecutor::capturing(mk_stream_t stream) {
 }
 
 // Of a stream that is being captured the driver does not say the device.
-Status CudaExecutor::check_stream(mk_stream_t stream) const {
+Status CudaExecutor::check_stream(mk_stream_t stream, bool* is_captured) const {
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   MK_RETURN_IF_ERROR(cuda_error(cudaStreamIsCapturing(stream, &capture), "cudaStreamIsCapturing"));
-  if (capture != cudaStreamCaptureStatusNone || stream == nullptr) return {};
+  *is_captured = capture != cudaStreamCaptureStatusNone;
+  if (*is_captured || stream == nullptr) return {};
   int device = device_;
   MK_RETURN_IF_ERROR(cuda_error(cudaStreamGetDevice(stream, &device), "cudaStreamGetDevice"));
   if (device == device_) return {};
@@ -199,59 +230,74 @@ Status CudaExecutor::check_stream(mk_stream_t stream) const {
 Status CudaExecutor::enqueue(const OperatorCall& any, mk_stream_t stream) {
   const CurrentDevice current(device_);
   MK_RETURN_IF_ERROR(current.status());
-  MK_RETURN_IF_ERROR(check_stream(stream));
-  const auto& call = std::get<GemmCall>(any);
-  Status status;
-  if (rank_) {
-    status = enqueue_with_peers(call, stream);
-  } else {
-    const uint64_t epoch = ++epoch_;
-    flight_.record(epoch, any, FlightRecorder::running);
-    status = enqueue_alone(call, stream);
-    if (!status.ok()) flight_.record(epoch, any, FlightRecorder::failed);
-  }
-  MK_RETURN_IF_ERROR(status);
-  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  MK_RETURN_IF_ERROR(cuda_error(cudaStreamIsCapturing(stream, &capture), "cudaStreamIsCapturing"));
-  if (capture != cudaStreamCaptureStatusNone) {
-    if (trace_) trace_->keep();
-    return {};
-  }
-  return cuda_error(cudaEventRecord(last_launch_, stream), "cudaEventRecord");
+  bool is_captured = false;
+  MK_RETURN_IF_ERROR(check_stream(stream, &is_captured));
+  MK_RETURN_IF_ERROR(rank_ ? enqueue_with_peers(std::get<GemmCall>(any), stream, is_captured)
+                           : enqueue_alone(any, stream, is_captured));
+  if (is_captured && trace_) trace_->keep();
+  return {};
 }
 
-Status CudaExecutor::enqueue_with_peers(const GemmCall& call, cudaStream_t stream) {
-  const Result<RankGemmPlan> plan = rank_gemm_plan(call, context_.topology.rank, nranks(), rank_->num_sms());
-  if (!plan.ok()) return plan.status();
-  RankComm comm = rank_->comm(*find_arena(call, plan.value().area_bytes));
-  comm.entry = make_entry(call, 0);
-  if (trace_) comm.trace = trace_->buffer();
-  const std::array<int64_t, 4> shape = flight_shape(call);
-  std::copy(shape.begin(), shape.end(), comm.flight_shape);
-  return cuda_error(rank_gemm_launch(call, plan.value(), comm, stream), operator_name(call.op));
+Status CudaExecutor::enqueue_with_peers(const GemmCall& call, cudaStream_t stream, bool is_captured) {
+  const Result<Planned*> found = planned(call);
+  if (!found.ok()) return found.status();
+  Planned& planned = *found.value();
+  if (!planned.launch) {
+    RankComm comm = rank_->comm(*planned.arena);
+    comm.entry = make_entry(call, 0);
+    const std::array<int64_t, 4> shape = flight_shape(call);
+    std::copy(shape.begin(), shape.end(), comm.flight_shape);
+    planned.launch = RankGemmLaunch::make(call, planned.with_peers, comm);
+    if (!planned.launch) return cuda_error(cudaErrorInvalidValue, operator_name(call.op));
+  }
+  const LaunchDetails details = details_of(planned.launch->peer_output(call), is_captured);
+  const cudaError_t error = planned.launch->enqueue(call, details, stream);
+  if (error == cudaSuccess && !is_captured) rank_->count_launch();
+  return cuda_error(error, operator_name(call.op));
 }
 
-Status CudaExecutor::enqueue_alone(const GemmCall& call, cudaStream_t stream) {
-  if (call.a_gathered != nullptr && call.m > 0 && call.k > 0) {
+LaunchDetails CudaExecutor::details_of(const PeerOutput& output, bool is_captured) const {
+  LaunchDetails details;
+  details.trace = trace_ ? trace_->buffer() : nullptr;
+  details.ticket = is_captured ? 0 : rank_->next_ticket();
+  if (output.data == nullptr) return details;
+  const std::optional<uint64_t> offset = context_.symmetric_offset(output.data, output.bytes);
+  if (!offset) return details;
+  details.output_offset = *offset;
+  details.output_ld = output.ld;
+  for (int rank = 0; rank < nranks(); ++rank) details.outputs[rank] = context_.symmetric_peer(rank, *offset);
+  return details;
+}
+
+Status CudaExecutor::enqueue_alone(const OperatorCall& any, cudaStream_t stream, bool is_captured) {
+  const uint64_t epoch = ++epoch_;
+  flight_.record(epoch, any, FlightRecorder::running);
+  if (Status status = launch_alone(std::get<GemmCall>(any), epoch, stream); !status.ok()) {
+    flight_.record(epoch, any, FlightRecorder::failed);
+    return status;
+  }
+  return is_captured ? Status() : cuda_error(cudaEventRecord(last_launch_, stream), "cudaEventRecord");
+}
+
+Status CudaExecutor::launch_alone(const GemmCall& call, uint64_t epoch, cudaStream_t stream) {
+  const Result<Planned*> planned = this->planned(call);
+  if (!planned.ok()) return planned.status();
+  const int64_t columns = travelling_columns(call);
+  if (call.a_gathered != nullptr && call.m > 0 && columns > 0) {
     // With one rank the gathered A is a copy, made by the copy engine beside the kernel's own node.
-    const cudaError_t error = cudaMemcpy2DAsync(call.a_gathered, call.lda_gathered * 2, call.a, call.lda * 2,
-                                                call.k * 2, call.m, cudaMemcpyDeviceToDevice, stream);
+    const cudaError_t error = cudaMemcpy2DAsync(call.a_gathered, std::max(call.lda_gathered, columns) * 2,
+                                                call.a, std::max(call.lda, columns) * 2, columns * 2, call.m,
+                                                cudaMemcpyDeviceToDevice, stream);
     if (error != cudaSuccess) return cuda_error(error, "copying the gathered A");
   }
-  GemmArguments arguments;
-  arguments.shape = shape_of(call);
-  arguments.a = call.a;
-  arguments.lda = std::max(call.lda, round_up(call.k, 8));
-  arguments.b = call.b;
-  arguments.ldb = std::max(call.ldb, round_up(call.b_layout == MK_LAYOUT_KN ? call.n : call.k, 8));
-  arguments.c = call.c;
-  arguments.ldc = std::max(call.ldc, call.n);
-  arguments.accumulate = call.accumulate;
-  arguments.bias = call.bias;
-  arguments.bias_type = gemm_type(call.bias_dtype);
+  GemmArguments arguments = arguments_of(call);
   arguments.workspace = workspace_;
-  const cudaError_t error = gemm_launch(arguments, gemm_plan(arguments.shape, num_sms_of(call)), stream);
-  return cuda_error(error, operator_name(call.op));
+  if (trace_) {
+    const std::array<int64_t, 4> shape = flight_shape(call);
+    arguments.trace = {
+        trace_->buffer(), epoch, static_cast<uint32_t>(call.op), {shape[0], shape[1], shape[2], shape[3]}};
+  }
+  return cuda_error(gemm_launch(arguments, planned.value()->alone, stream), operator_name(call.op));
 }
 
 Status CudaExecutor::synchronize(mk_stream_t stream) {
@@ -276,10 +322,15 @@ void CudaExecutor::wake() {
   if (rank_ && context_.abort.raised()) rank_->set_abort();
 }
 
+cudaError_t CudaExecutor::query_launches() const {
+  if (last_launch_ == nullptr) return cudaSuccess;
+  const cudaError_t state = cudaEventQuery(last_launch_);
+  return state == cudaSuccess && rank_ && !rank_->idle() ? cudaErrorNotReady : state;
+}
+
 bool CudaExecutor::wait_idle(Deadline deadline) {
   const CurrentDevice current(device_);
-  while (last_launch_ != nullptr &&
-         (cudaEventQuery(last_launch_) == cudaErrorNotReady || (rank_ && !rank_->idle()))) {
+  while (query_launches() == cudaErrorNotReady) {
     if (deadline.passed()) return false;
     std::this_thread::sleep_for(std::chrono::microseconds(200));
   }

@@ -6,10 +6,13 @@
 #include <cuda_runtime_api.h>
 
 #include <deque>
+#include <memory>
 #include <vector>
 
+#include "kernels/cuda/call_cache.h"
 #include "kernels/cuda/cuda_rank.h"
 #include "kernels/cuda/cuda_trace.h"
+#include "kernels/cuda/rank_gemm_launch.h"
 #include "kernels/executor.h"
 #include "kernels/flight_recorder.h"
 #include "kernels/gemm/gemm.h"
@@ -55,20 +58,34 @@ class CudaExecutor : public Executor {
     const CudaRank::Arena* arena;
   };
 
+  // What follows from a call, whatever its addresses.
+  struct Planned {
+    GemmPlan alone;                          // one rank
+    RankGemmPlan with_peers;                 // several,
+    const CudaRank::Arena* arena = nullptr;  // where that has been prepared,
+    std::unique_ptr<RankGemmLaunch> launch;  // once it has been enqueued
+  };
+
   int nranks() const { return context_.topology.nranks; }
   size_t max_workspace_bytes() const;
   int num_sms_of(const GemmCall& call) const;  // one rank
-  Result<GemmCall> supported(const OperatorCall& call) const;
+  Result<const GemmCall*> supported(const OperatorCall& call) const;
+  Result<Planned*> planned(const GemmCall& call) const;
   const CudaRank::Arena* find_arena(const GemmCall& call, int64_t bank_bytes) const;
-  Status check_stream(mk_stream_t stream) const;
+  Status check_stream(mk_stream_t stream, bool* is_captured) const;
   Status prepare_alone();
-  Status enqueue_alone(const GemmCall& call, cudaStream_t stream);
-  Status enqueue_with_peers(const GemmCall& call, cudaStream_t stream);
+  Status enqueue_alone(const OperatorCall& call, cudaStream_t stream, bool is_captured);
+  Status enqueue_with_peers(const GemmCall& call, cudaStream_t stream, bool is_captured);
+  LaunchDetails details_of(const PeerOutput& output, bool is_captured) const;
+  Status launch_alone(const GemmCall& call, uint64_t epoch, cudaStream_t stream);
+  // Has everything enqueued ended? An error of the device ends it, too.
+  cudaError_t query_launches() const;
 
   const ExecutorContext context_;
   const int device_;
-  const int num_sms_;  // that a launch may use
-  cudaEvent_t last_launch_ = nullptr;
+  const int num_sms_;                   // that a launch may use
+  cudaEvent_t last_launch_ = nullptr;   // recorded with one rank only
+  mutable CallCache<Planned> planned_;  // a communicator is used by one thread at a time
   // One rank.
   void* workspace_ = nullptr;
   std::atomic<uint64_t> epoch_{0};

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Traces of a GPU rank's launches.
+#include <chrono>
+#include <thread>
+
 #include "kernels/cuda/cuda_error.h"
 #include "kernels/cuda/cuda_executor.h"
 
@@ -7,12 +10,6 @@ namespace mk {
 
 Status CudaExecutor::start_trace(int64_t max_spans) {
   constexpr int64_t kDefaultSpans = 2048;
-  if (!rank_) {
-    return Status(
-        MK_ERROR_UNSUPPORTED,
-        "mk_trace_start: a communicator of one rank on a GPU has no trace yet; Nsight Compute shows its "
-        "one kernel a call");
-  }
   const CurrentDevice current(device_);
   MK_RETURN_IF_ERROR(current.status());
   Result<std::unique_ptr<CudaTrace>> trace =
@@ -27,7 +24,10 @@ Result<Trace> CudaExecutor::collect_trace() {
   MK_RETURN_IF_ERROR(current.status());
   {
     const BesideCaptures beside;
-    MK_RETURN_IF_ERROR(cuda_error(cudaEventSynchronize(last_launch_), "waiting for the launches"));
+    cudaError_t state = query_launches();
+    for (; state == cudaErrorNotReady; state = query_launches())
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    MK_RETURN_IF_ERROR(cuda_error(state, "waiting for the launches"));
   }
   return trace_->collect();
 }

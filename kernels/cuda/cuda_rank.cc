@@ -132,6 +132,8 @@ uint64_t CudaRank::epoch() const {
 }
 
 bool CudaRank::idle() const {
+  const uint64_t last = std::atomic_ref<uint64_t>(mailbox_->last_ticket).load(std::memory_order_acquire);
+  if (last < num_enqueued_.load(std::memory_order_acquire) && !has_overlapped_) return false;
   const uint64_t completed = epoch();
   return std::atomic_ref<uint64_t>(mailbox_->started).load(std::memory_order_acquire) <= completed;
 }
@@ -154,7 +156,7 @@ void CudaRank::report(const DeviceError& error) {
   if (error.kind == DEVICE_TIMEOUT) {
     report_timeout(context_,
                    {op, error.epoch, rank, name_of(error.role, kRoles), name_of(error.object, kObjects),
-                    error.index, error.peer, error.seen, error.expected});
+                    error.index, error.peer, error.seen, error.expected, error.cta});
     return;
   }
   mk_async_error_t report = MK_ASYNC_ERROR_INIT;
@@ -163,6 +165,7 @@ void CudaRank::report(const DeviceError& error) {
   report.waiter_rank = rank;
   report.epoch = error.epoch;
   if (error.kind == DEVICE_OVERLAP) {
+    has_overlapped_ = true;
     report.status = MK_ERROR_INTERNAL;
     context_.report(report,
                     format("rank %d: launch %llu of this communicator began while another was running; order "

@@ -5,6 +5,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -36,11 +37,14 @@ class CudaRank {
   // CTAs of a launch: the fewest that any rank can have, because plans follow from it.
   int num_sms() const { return num_sms_; }
 
-  // The parameter of a launch, complete but for shape and entry.
+  // The parameter of a launch, complete but for shape, entry, trace and ticket.
   RankComm comm(const Arena& arena) const;
+  // The ticket of a launch that is not captured; once it has been enqueued it is to be counted.
+  uint64_t next_ticket() const { return num_enqueued_.load(std::memory_order_relaxed) + 1; }
+  void count_launch() { num_enqueued_.fetch_add(1, std::memory_order_release); }
   // Launches that have completed, as the kernels say.
   uint64_t epoch() const;
-  // Is a kernel inside?
+  // Have all counted launches ended, and is no captured one inside?
   bool idle() const;
   // Tells the kernels to end.
   void set_abort();
@@ -64,6 +68,8 @@ class CudaRank {
   HostMailbox* mailbox_ = nullptr;         // as the host addresses it
   HostMailbox* device_mailbox_ = nullptr;  // as the device does
   uint64_t birth_ns_ = 0;
+  std::atomic<uint64_t> num_enqueued_{0};
+  std::atomic<bool> has_overlapped_{false};  // launches have: they may have ended as one
 
   std::mutex look_mutex_;
   std::mutex stop_mutex_;

@@ -3,14 +3,17 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 
 #include "kernels/cuda/gemm_type.h"
 #include "kernels/device/rank_gemm_tiles.h"
+#include "kernels/ops/allgather_gemm/wgrad_order.h"
 #include "kernels/protocol.h"
 
 namespace mk {
 namespace {
 
+using allgather_gemm::WgradOrder;
 using gemm_reduce_scatter::Reduction;
 
 // Chunks of gathered rows are as high as the highest tile, so that they do not depend on a rank's own choice.
@@ -32,7 +35,8 @@ constexpr double PACED_SHARE = 0.85;
 GemmPlan choose_tile(const GemmCall& call, int64_t rows_of_rank, int num_owners, int64_t k, int num_sms,
                      bool cuts) {
   GemmPlan best;
-  for (const GemmTile& tile : RANK_GEMM_TILES) {
+  const bool is_wgrad = call.mode == MK_ALLGATHER_WGRAD;
+  for (const GemmTile& tile : is_wgrad ? std::span<const GemmTile>(WGRAD_TILES) : RANK_GEMM_TILES) {
     if (call.tuning.tile_m > 0 && call.tuning.tile_m != tile.block_m) continue;
     if (call.tuning.tile_n > 0 && call.tuning.tile_n != tile.block_n) continue;
     GemmShape shape;
@@ -41,7 +45,7 @@ GemmPlan choose_tile(const GemmCall& call, int64_t rows_of_rank, int num_owners,
     shape.k = k;
     shape.in_type = gemm_type(call.dtype);
     shape.out_type = gemm_type(call.out_dtype);
-    shape.b_transposed = call.b_layout == MK_LAYOUT_NK;
+    shape.b_transposed = call.b_layout == MK_LAYOUT_NK && !is_wgrad;
     const GemmPlan plan = gemm_plan_with(shape, num_sms, tile, 1, -1);
     if (best.block_m == 0 || plan.predicted_us < best.predicted_us) best = plan;
     const int64_t rest = gemm_plan_num_tiles(shape, plan) % num_sms;
@@ -88,11 +92,42 @@ int choose_push_ctas(const GemmCall& call, int num_sms, double bytes, double pro
   constexpr double BYTES_PER_US_OF_CTA = 38e3;
   constexpr double MIN_PUSH_CTAS = 3;
   constexpr double MAX_PUSH_CTAS = 10;  // which fill the links
+  if (num_sms < 2) return 0;
   const int most = std::max(1, num_sms / 8);
-  if (call.tuning.copy_ctas > 0) return std::clamp(call.tuning.copy_ctas, 1, std::max(1, num_sms - 1));
+  if (call.tuning.copy_ctas > 0) return std::clamp(call.tuning.copy_ctas, 1, num_sms - 1);
   if (bytes == 0) return 0;
   const double wanted = std::ceil(bytes / std::max(1.0, product_us) / BYTES_PER_US_OF_CTA);
   return std::min(most, static_cast<int>(std::clamp(wanted, MIN_PUSH_CTAS, MAX_PUSH_CTAS)));
+}
+
+// The tile of a product beside which rows travel, and the CTAs of both; answers how many compute. `rows` rows
+// of C an owner.
+int plan_product(const GemmCall& call, int64_t rows, int64_t k, int nranks, int num_sms, RankGemmPlan& to) {
+  const int all_ctas = compute_ctas(call, num_sms);
+  to.gemm = choose_tile(call, rows, to.num_owners, k, all_ctas, true);
+  if (to.gemm.block_m == 0) return 0;
+  // Pushes from an SM hold up its product by up to a half, so a few SMs do nothing else; but a product of one
+  // wave waits for the last rows whoever pushes, and all SMs can. Rows are wanted over the time of the others'
+  // tiles.
+  const bool has_waves = to.gemm.num_workers == all_ctas;
+  const double bytes = static_cast<double>(ceil_div(call.m, nranks) * travelling_columns(call) * 2) * nranks;
+  to.plan.copy_ctas =
+      has_waves || call.tuning.copy_ctas > 0 ? choose_push_ctas(call, num_sms, bytes, to.gemm.predicted_us) : 0;
+  num_sms = compute_ctas(call, num_sms - to.plan.copy_ctas);
+  to.gemm = choose_tile(call, rows, to.num_owners, k, num_sms, true);
+  to.tile_rows = static_cast<int>(ceil_div(rows, to.gemm.block_m));
+  return num_sms;
+}
+
+// What depends on chunks, of which every rank has at most to.plan.num_chunks.
+Status plan_chunks(const GemmCall& call, int rank, int nranks, RankGemmPlan& to) {
+  const int64_t row_bytes = travelling_columns(call) * 2;
+  const int64_t flags = int64_t{nranks} * to.plan.num_chunks * to.num_panels;
+  if (flags > kFlagsPerBank) return too_many_flags(call, flags);
+  to.plan.chunk_bytes = std::min<int64_t>(to.plan.chunk_rows, ceil_div(call.m, nranks)) *
+                        std::min<int64_t>(row_bytes, to.panel_steps * GEMM_BLOCK_K * 2);
+  to.plan.link_bytes = rows_count(call.m, nranks, rank) * row_bytes * (nranks - 1);
+  return {};
 }
 
 Status plan_gather(const GemmCall& call, int rank, int nranks, int num_sms, RankGemmPlan& to) {
@@ -101,20 +136,8 @@ Status plan_gather(const GemmCall& call, int rank, int nranks, int num_sms, Rank
   const int64_t flags_per_panel = int64_t{nranks} * std::max(1, num_chunks(max_rows, CHUNK_ROWS));
   to.merged = max_rows < CHUNK_ROWS;
   to.num_owners = to.merged ? 1 : nranks;
-  const int64_t rows = to.merged ? call.m : max_rows;
-  const int all_ctas = compute_ctas(call, num_sms);
-  to.gemm = choose_tile(call, rows, to.num_owners, call.k, all_ctas, true);
-  if (to.gemm.block_m == 0) return {};
-  // Pushes from an SM hold up its product by up to a half, so a few SMs do nothing else; but a product of one
-  // wave waits for the last rows whoever pushes, and all SMs can. Rows are wanted over the time of the others'
-  // tiles.
-  const bool has_waves = to.gemm.num_workers == all_ctas;
-  const double bytes = static_cast<double>(max_rows * call.k * 2) * nranks;
-  to.plan.copy_ctas =
-      has_waves || call.tuning.copy_ctas > 0 ? choose_push_ctas(call, num_sms, bytes, to.gemm.predicted_us) : 0;
-  num_sms = compute_ctas(call, num_sms - to.plan.copy_ctas);
-  to.gemm = choose_tile(call, rows, to.num_owners, call.k, num_sms, true);
-  to.tile_rows = static_cast<int>(ceil_div(to.merged ? call.m : max_rows, to.gemm.block_m));
+  num_sms = plan_product(call, to.merged ? call.m : max_rows, call.k, nranks, num_sms, to);
+  if (num_sms == 0) return {};
   // Tiles in flight at once would wait for their data together: panels.
   to.num_panels = static_cast<int>(
       std::clamp<int64_t>(std::min(k_steps / MIN_PANEL_STEPS, kFlagsPerBank / flags_per_panel), 1, MAX_PANELS));
@@ -122,11 +145,20 @@ Status plan_gather(const GemmCall& call, int rank, int nranks, int num_sms, Rank
   to.num_panels = static_cast<int>(std::max<int64_t>(1, ceil_div(k_steps, to.panel_steps)));
   to.area_bytes = call.m * round_up(call.k * 2, 16);
   fill_public_plan(call, nranks, num_sms, to);
-  const int64_t flags = flags_per_panel * to.num_panels;
-  if (flags > kFlagsPerBank) return too_many_flags(call, flags);
-  to.plan.chunk_bytes = std::min<int64_t>(CHUNK_ROWS, max_rows) * to.panel_steps * GEMM_BLOCK_K * 2;
-  to.plan.link_bytes = rows_count(call.m, nranks, rank) * call.k * 2 * (nranks - 1);
-  return {};
+  return plan_chunks(call, rank, nranks, to);
+}
+
+// Mode WGRAD: a chunk is a k-step, and whole rows travel, for a tile of C wants them all.
+Status plan_wgrad(const GemmCall& call, int rank, int nranks, int num_sms, RankGemmPlan& to) {
+  const WgradOrder order = WgradOrder::of(call.m, rank, nranks);
+  num_sms = plan_product(call, call.k, int64_t{order.num_steps()} * GEMM_BLOCK_K, nranks, num_sms, to);
+  if (num_sms == 0) return {};
+  to.panel_steps = static_cast<int>(std::max<int64_t>(1, ceil_div(call.n, GEMM_BLOCK_K)));
+  to.area_bytes = call.m * round_up(call.n * 2, 16);
+  fill_public_plan(call, nranks, num_sms, to);
+  to.plan.chunk_rows = WgradOrder::STEP_ROWS;
+  to.plan.num_chunks = std::max(1, order.source_steps);
+  return plan_chunks(call, rank, nranks, to);
 }
 
 bool goes_one_shot(const GemmCall& call, int nranks) {
@@ -210,9 +242,10 @@ Result<RankGemmPlan> rank_gemm_plan(const GemmCall& call, int rank, int nranks, 
   }
   RankGemmPlan plan;
   plan.plan = MK_PLAN_INIT;
-  const bool gathers = call.op == MK_OPERATOR_ALLGATHER_GEMM;
-  MK_RETURN_IF_ERROR(gathers ? plan_gather(call, rank, nranks, num_sms, plan)
-                             : plan_reduction(call, rank, nranks, num_sms, plan));
+  const auto plan_operator = call.op != MK_OPERATOR_ALLGATHER_GEMM ? plan_reduction
+                             : call.mode == MK_ALLGATHER_WGRAD     ? plan_wgrad
+                                                                   : plan_gather;
+  MK_RETURN_IF_ERROR(plan_operator(call, rank, nranks, num_sms, plan));
   if (plan.gemm.block_m == 0) {
     return Status(MK_ERROR_UNSUPPORTED, format("mk_%s: tuning: there is no tile of tile_m=%d, tile_n=%d",
                                                operator_name(call.op), call.tuning.tile_m, call.tuning.tile_n));

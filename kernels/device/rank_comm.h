@@ -20,6 +20,7 @@ struct DeviceError {
   DeviceRole role;
   DeviceObject object;
   int32_t peer;  // the rank it concerns
+  int32_t cta;   // that noticed
   uint64_t epoch;
   uint64_t index;
   uint64_t seen;
@@ -47,6 +48,7 @@ struct HostMailbox {
   DeviceError error;
   alignas(128) uint64_t started;  // epochs
   uint64_t completed;
+  uint64_t last_ticket;               // of the launches that have ended
   DeviceFlight flights[NUM_FLIGHTS];  // launch e at e % NUM_FLIGHTS
 };
 
@@ -61,11 +63,13 @@ constexpr size_t STAGING_FLAGS_BYTES = 4096;
 struct LaunchState {
   uint64_t epoch;          // launches completed
   uint64_t entered_epoch;  // the last launch that all ranks have entered
+  uint64_t direct_epoch;   // the last whose outputs peers write to; set before entered_epoch
   uint32_t running;        // CTAs inside, of a launch; 0 between launches
   uint32_t num_exited;     // CTAs of this launch that are done
   uint32_t failed;         // this launch has reported an error: waits end
   uint32_t aborted;        // the host has called for the end, once and for all
   uint64_t host_look_ns;   // when a wait last looked at the host's word
+  uint64_t last_ticket;    // of the launches that have ended
   uint32_t gather_ticket;  // pieces handed out, of a launch
   uint32_t push_ticket;
   // Arrivals of a chunk's pieces; the last to arrive raises the chunk's flag and puts the count back to 0.
@@ -90,8 +94,13 @@ struct RankComm {
   HostMailbox* mailbox;
   uint64_t wait_timeout_ns;
   EntryRecord entry;  // the epoch left to the kernel
+  // Where each rank's output lies, as this device addresses it, if all have placed theirs as the entry says.
+  std::byte* outputs[MAX_LOCAL_RANKS];
   int64_t flight_shape[4];
   TraceBuffer* trace;  // null: no trace is taken
+  // Launches numbered as the host enqueues them: how it knows which have ended, without recording an event for
+  // each. 0: captured, and comes any number of times.
+  uint64_t ticket;
 };
 
 }  // namespace mk

@@ -8,7 +8,7 @@
 #include "kernels/device/bulk_push.cuh"
 #include "kernels/device/gemm_epilogue.cuh"
 #include "kernels/device/gemm_roles.cuh"
-#include "kernels/device/rank_gemm_tiles.h"
+#include "kernels/device/rank_gemm_kernel.h"
 #include "kernels/device/rank_launch.cuh"
 #include "kernels/device/rank_tiles.h"
 
@@ -72,18 +72,5 @@ __device__ __forceinline__ void run_roles(int num_ctas, Produce&& produce, Copy&
     consume(warpgroup);
   }
 }
-
-template <class Params>
-struct RankGemmKernel {
-  void (*kernel)(Params);
-  int num_threads;
-  int smem_bytes;
-  int stage_bytes;
-};
-template <class Params>
-struct RankGemmTable {
-  // tile; B as [k, n] or as [n, k]
-  RankGemmKernel<Params> entries[NUM_RANK_GEMM_TILES][2];
-};
 
 }  // namespace mk

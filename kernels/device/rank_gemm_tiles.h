@@ -9,5 +9,8 @@ namespace mk {
 constexpr GemmTile RANK_GEMM_TILES[] = {
     {128, 256, false}, {128, 160, true}, {128, 128, true}, {64, 128, false}, {64, 64, false}};
 constexpr int NUM_RANK_GEMM_TILES = sizeof(RANK_GEMM_TILES) / sizeof(RANK_GEMM_TILES[0]);
+// Of mode WGRAD, where C is a weight: mostly large.
+constexpr GemmTile WGRAD_TILES[] = {{128, 256, false}, {128, 128, true}, {64, 64, false}};
+constexpr int NUM_WGRAD_TILES = sizeof(WGRAD_TILES) / sizeof(WGRAD_TILES[0]);
 
 }  // namespace mk

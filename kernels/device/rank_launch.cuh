@@ -81,12 +81,34 @@ class RankLaunch {
     error.role = role;
     error.object = object;
     error.peer = peer;
+    error.cta = static_cast<int>(blockIdx.x);
     error.epoch = epoch_;
     error.index = object_index;
     error.expected = epoch_;
     return true;
   }
   __device__ void publish_error() const { ptx::st_release_sys(&comm_.mailbox->failed, 1); }
+
+  // Ranks write to each other's outputs in a launch if all offer theirs, in the same place; so all come to the
+  // same answer. A rank that offers one waits for all entries first, after which nobody's earlier work uses the
+  // outputs any more.
+  __device__ void wait_for_outputs() const {
+    if (comm_.entry.output_offset == kNoOutput) return;
+    for (int polls = 1; ptx::ld_relaxed_sys(&comm_.state->entered_epoch) < epoch_; ++polls) {
+      __nanosleep(POLL_PAUSE_NS);
+      if (polls % POLLS_PER_LOOK == 0 && stopped()) return;
+    }
+    ptx::ld_acquire_sys(&comm_.state->entered_epoch);
+    ptx::fence_proxy_async_global();  // what is written then goes by the bulk copy engine
+  }
+  // After wait_for_outputs().
+  __device__ bool has_open_outputs() const {
+    return comm_.entry.output_offset != kNoOutput && ptx::ld_relaxed_sys(&comm_.state->direct_epoch) == epoch_;
+  }
+  __device__ bool writes_outputs() const {
+    wait_for_outputs();
+    return has_open_outputs();
+  }
 
   // By one warp of the launch that owes the others nothing: tells the peers, waits until all ranks have
   // entered, and compares what they say.
@@ -164,18 +186,23 @@ __device__ inline void RankLaunch::wait_entries() const {
   constexpr int NUM_WORDS = sizeof(EntryRecord) / 8;
   constexpr int FIRST_OUTPUT_WORD = offsetof(EntryRecord, output_offset) / 8;  // two words that may differ
   const uint64_t* own = reinterpret_cast<const uint64_t*>(&comm_.entry);
+  bool is_alike = comm_.entry.output_offset != kNoOutput;
   for (int source = threadIdx.x % 32; source < comm_.nranks; source += 32) {
     const EntryRecord* record = entry(comm_.rank, source);
     for (int polls = 1; ptx::ld_relaxed_sys(&record->epoch) < epoch_; ++polls) {
       __nanosleep(POLL_PAUSE_NS);
       if (polls % POLLS_PER_LOOK == 0 && stopped()) break;
     }
-    if (ptx::ld_acquire_sys(&record->epoch) < epoch_) continue;
+    if (ptx::ld_acquire_sys(&record->epoch) < epoch_) {
+      is_alike = false;
+      continue;
+    }
     const uint64_t* words = reinterpret_cast<const uint64_t*>(record);
     bool same = true;
     for (int word = 1; word < NUM_WORDS; ++word) {
-      if (word == FIRST_OUTPUT_WORD || word == FIRST_OUTPUT_WORD + 1) continue;
-      same = same && ptx::ld_relaxed_sys(words + word) == own[word];
+      const bool is_equal = ptx::ld_relaxed_sys(words + word) == own[word];
+      is_alike = is_alike && is_equal;
+      if (word != FIRST_OUTPUT_WORD && word != FIRST_OUTPUT_WORD + 1) same = same && is_equal;
     }
     if (same || !report(DEVICE_MISMATCH, DeviceRole::entry, DeviceObject::entry, source, source)) continue;
     for (int word = 0; word < NUM_WORDS; ++word) {
@@ -184,8 +211,10 @@ __device__ inline void RankLaunch::wait_entries() const {
     }
     publish_error();
   }
+  is_alike = __all_sync(~0u, is_alike);
   __syncwarp();
   if (threadIdx.x % 32 == 0) {
+    if (is_alike) ptx::st_relaxed_sys(&comm_.state->direct_epoch, epoch_);
     ptx::st_release_sys(&comm_.state->entered_epoch, epoch_);
   }
   __syncwarp();
@@ -218,6 +247,10 @@ __device__ inline void RankLaunch::end_cta() const {
   DeviceFlight& flight = comm_.mailbox->flights[epoch_ % HostMailbox::NUM_FLIGHTS];
   flight.end_ns = ptx::globaltimer();
   flight.state = failed ? 3 : 2;
+  if (comm_.ticket > 0) {
+    const uint64_t last = atomicMax(reinterpret_cast<unsigned long long*>(&state.last_ticket), comm_.ticket);
+    ptx::st_relaxed_sys(&comm_.mailbox->last_ticket, last > comm_.ticket ? last : comm_.ticket);
+  }
   ptx::st_release_sys(&comm_.mailbox->completed, epoch_);
 }
 

@@ -12,17 +12,18 @@
 namespace mk {
 namespace {
 
-const GemmKernelTable& kernels_of(GemmType in_type) {
+const GemmKernelTable& kernels_of(GemmType in_type, bool traced) {
+  if (traced) return in_type == GemmType::bf16 ? gemm_traced_kernels_bf16() : gemm_traced_kernels_fp16();
   return in_type == GemmType::bf16 ? gemm_kernels_bf16() : gemm_kernels_fp16();
 }
 
-const GemmKernelEntry* find_kernel(const GemmShape& shape, const GemmPlan& plan) {
+const GemmKernelEntry* find_kernel(const GemmShape& shape, const GemmPlan& plan, bool traced) {
   if (shape.in_type == GemmType::fp32 || (shape.a_transposed && shape.b_transposed)) return nullptr;
   const GemmLayout layout = shape.a_transposed ? GEMM_A_TRANSPOSED_KN : shape.b_transposed ? GEMM_NK : GEMM_KN;
   for (int tile = 0; tile < NUM_GEMM_TILES; ++tile) {
     if (GEMM_TILES[tile].block_m == plan.block_m && GEMM_TILES[tile].block_n == plan.block_n &&
         GEMM_TILES[tile].ping_pong == plan.ping_pong) {
-      return &kernels_of(shape.in_type).entries[tile][layout];
+      return &kernels_of(shape.in_type, traced).entries[tile][layout];
     }
   }
   return nullptr;
@@ -80,6 +81,7 @@ bool fill_params(const GemmArguments& arguments, const GemmPlan& plan, const Gem
   params->m = static_cast<int>(shape.m);
   params->num_cluster_ctas = plan.num_cluster_ctas;
   params->workspace = arguments.workspace;
+  params->trace = arguments.trace;
   return true;
 }
 
@@ -88,8 +90,9 @@ bool fill_params(const GemmArguments& arguments, const GemmPlan& plan, const Gem
 cudaError_t gemm_prepare() {
   cudaError_t error = tensor_map_prepare();
   if (error != cudaSuccess) return error;
-  for (const GemmType type : {GemmType::bf16, GemmType::fp16}) {
-    for (const auto& row : kernels_of(type).entries) {
+  for (const GemmKernelTable* table :
+       {&gemm_kernels_bf16(), &gemm_kernels_fp16(), &gemm_traced_kernels_bf16(), &gemm_traced_kernels_fp16()}) {
+    for (const auto& row : table->entries) {
       for (const GemmKernelEntry& kernel : row) {
         // Also loads the module, which must not happen on the call path.
         error = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel.kernel),
@@ -104,7 +107,7 @@ cudaError_t gemm_prepare() {
 cudaError_t gemm_launch(const GemmArguments& arguments, const GemmPlan& plan, cudaStream_t stream) {
   if (arguments.shape.m == 0 || arguments.shape.n == 0) return cudaSuccess;
   if (!tensor_map_is_prepared()) return cudaErrorNotReady;
-  const GemmKernelEntry* kernel = find_kernel(arguments.shape, plan);
+  const GemmKernelEntry* kernel = find_kernel(arguments.shape, plan, arguments.trace.buffer != nullptr);
   if (kernel == nullptr || !arguments_are_valid(arguments, plan)) return cudaErrorInvalidValue;
   GemmParams params{};
   if (!fill_params(arguments, plan, *kernel, &params)) return cudaErrorInvalidValue;

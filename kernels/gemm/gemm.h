@@ -11,6 +11,16 @@
 
 namespace mk {
 
+struct TraceBuffer;
+
+// Where a launch records its spans, and as what.
+struct GemmTrace {
+  TraceBuffer* buffer = nullptr;  // for as many CTAs as the plan has, or null: nothing is recorded
+  uint64_t epoch = 0;
+  uint32_t op = 0;
+  int64_t shape[4] = {};
+};
+
 // Row-major throughout, leading dimensions in elements. a, b: 16-byte aligned, lda and ldb multiples of 8. c:
 // any alignment of its element; rows that are not 16-byte aligned are stored element by element, which is
 // slower.
@@ -28,6 +38,7 @@ struct GemmArguments {
   // plan.workspace_bytes, 16-byte aligned. Zeroed once by the caller; every launch leaves it ready for the
   // next. Launches that may overlap need one each.
   void* workspace = nullptr;
+  GemmTrace trace;
 };
 
 // Loads the kernels on the current device and sets their attributes; may synchronise. Once a device, before the

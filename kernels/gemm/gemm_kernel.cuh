@@ -11,6 +11,8 @@
 #include "kernels/device/gemm_partials.cuh"
 #include "kernels/device/gemm_roles.cuh"
 #include "kernels/device/tile_scheduler.h"
+#include "kernels/device/trace.cuh"
+#include "kernels/gemm/gemm.h"
 #include "kernels/gemm/gemm_plan.h"
 #include "kernels/ptx/warp.cuh"
 
@@ -23,6 +25,7 @@ struct GemmParams {
   int m;
   int num_cluster_ctas;
   void* workspace;
+  GemmTrace trace;
 };
 
 template <class Config>
@@ -46,11 +49,20 @@ enum GemmLayout { GEMM_KN = 0, GEMM_NK = 1, GEMM_A_TRANSPOSED_KN = 2, NUM_GEMM_L
 struct GemmKernelTable {
   GemmKernelEntry entries[NUM_GEMM_TILES][NUM_GEMM_LAYOUTS];
 };
-// One translation unit an input type, so that they compile in parallel.
+// One translation unit an input type, so that they compile in parallel. Those that record a trace are kernels
+// of their own: the spans' code in the consumers changes how the others' registers are dealt out.
 const GemmKernelTable& gemm_kernels_bf16();
 const GemmKernelTable& gemm_kernels_fp16();
+const GemmKernelTable& gemm_traced_kernels_bf16();
+const GemmKernelTable& gemm_traced_kernels_fp16();
 
-template <class Config>
+template <bool TRACED>
+__device__ __forceinline__ TraceBuffer* trace_of(const GemmParams& params) {
+  if constexpr (TRACED) return params.trace.buffer;
+  return nullptr;
+}
+
+template <class Config, bool TRACED>
 __device__ __forceinline__ void producer_role(GemmStorage<Config>& smem, const GemmParams& params,
                                               const ClusterPosition& cluster) {
   if (threadIdx.x % 128 != 0) return;
@@ -61,8 +73,11 @@ __device__ __forceinline__ void producer_role(GemmStorage<Config>& smem, const G
   TileWork work;
   while (tiles.next(&work)) {
     const int m_tile = work.m_tile * cluster.num_ctas + cluster.cta_rank;
+    const Tracer tracer(trace_of<TRACED>(params), TRACE_LOAD);
+    tracer.begin(TraceKind::load, trace_tile(work));
     load_tile<Config>(smem.mainloop, stages, params.load, &params.load.map_a, m_tile * Config::BLOCK_M, work,
                       cluster, AIsReady());
+    tracer.end();
   }
 }
 
@@ -90,13 +105,16 @@ __device__ __forceinline__ void finish_rows(GemmStorage<Config>& smem, const Gem
                   work.n_tile * Config::BLOCK_N);
 }
 
-template <class Config>
+template <class Config, bool TRACED>
 __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
     gemm_kernel(const __grid_constant__ GemmParams params) {
   extern __shared__ __align__(1024) uint8_t smem_bytes[];
   GemmStorage<Config>& smem = *reinterpret_cast<GemmStorage<Config>*>(smem_bytes);
   const ClusterPosition cluster = {ptx::cluster_ctarank(), static_cast<uint32_t>(params.num_cluster_ctas)};
-  if (threadIdx.x == 0) mainloop_init<Config>(smem.mainloop, cluster);
+  if (threadIdx.x == 0) {
+    mainloop_init<Config>(smem.mainloop, cluster);
+    trace_enter(trace_of<TRACED>(params), params.trace.epoch, params.trace.op, params.trace.shape);
+  }
   ptx::barrier_cluster_arrive_release();
   ptx::barrier_cluster_wait_acquire();
 
@@ -106,12 +124,13 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
   if (warpgroup == Config::NUM_CONSUMER_WARPGROUPS) {
     if constexpr (DEAL_REGISTERS) ptx::setmaxnreg_dec<40>();
-    producer_role<Config>(smem, params, cluster);
+    producer_role<Config, TRACED>(smem, params, cluster);
   } else {
     if constexpr (DEAL_REGISTERS) ptx::setmaxnreg_inc<232>();
     TileCursor tiles(params.schedule, blockIdx.x / cluster.num_ctas);
     consumer_role<Config>(
-        smem.mainloop, cluster, warpgroup, nullptr, [&](TileWork* work) { return tiles.next(work); },
+        smem.mainloop, cluster, warpgroup, trace_of<TRACED>(params),
+        [&](TileWork* work) { return tiles.next(work); },
         [&](const TileWork& work, int block, float(&accumulators)[Config::BLOCK_N / 2]) {
           finish_rows<Config>(smem, params, cluster, work, block, accumulators);
         });
@@ -121,21 +140,22 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   __syncwarp();
   ptx::barrier_cluster_arrive_release();
   ptx::barrier_cluster_wait_acquire();
+  if (threadIdx.x == 0) trace_leave(trace_of<TRACED>(params));
 }
 
-template <GemmTile TILE, class Element, bool A_TRANSPOSED, bool B_TRANSPOSED>
+template <GemmTile TILE, class Element, bool A_TRANSPOSED, bool B_TRANSPOSED, bool TRACED>
 constexpr GemmKernelEntry gemm_kernel_entry() {
   using Config = GemmConfig<TILE.block_m, TILE.block_n, TILE.ping_pong, Element, A_TRANSPOSED, B_TRANSPOSED>;
   static_assert(sizeof(GemmStorage<Config>) <= 227 * 1024);
-  return {gemm_kernel<Config>, Config::NUM_THREADS, sizeof(GemmStorage<Config>), Config::STAGE_BYTES};
+  return {gemm_kernel<Config, TRACED>, Config::NUM_THREADS, sizeof(GemmStorage<Config>), Config::STAGE_BYTES};
 }
 
-template <class Element>
+template <class Element, bool TRACED>
 const GemmKernelTable& gemm_kernel_table() {
   static const GemmKernelTable table = []<size_t... TILES>(std::index_sequence<TILES...>) {
-    return GemmKernelTable{{{gemm_kernel_entry<GEMM_TILES[TILES], Element, false, false>(),
-                             gemm_kernel_entry<GEMM_TILES[TILES], Element, false, true>(),
-                             gemm_kernel_entry<GEMM_TILES[TILES], Element, true, false>()}...}};
+    return GemmKernelTable{{{gemm_kernel_entry<GEMM_TILES[TILES], Element, false, false, TRACED>(),
+                             gemm_kernel_entry<GEMM_TILES[TILES], Element, false, true, TRACED>(),
+                             gemm_kernel_entry<GEMM_TILES[TILES], Element, true, false, TRACED>()}...}};
   }
   (std::make_index_sequence<NUM_GEMM_TILES>());
   return table;

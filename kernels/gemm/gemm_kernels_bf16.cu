@@ -3,6 +3,6 @@
 
 namespace mk {
 
-const GemmKernelTable& gemm_kernels_bf16() { return gemm_kernel_table<__nv_bfloat16>(); }
+const GemmKernelTable& gemm_kernels_bf16() { return gemm_kernel_table<__nv_bfloat16, false>(); }
 
 }  // namespace mk

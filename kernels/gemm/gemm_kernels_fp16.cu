@@ -3,6 +3,6 @@
 
 namespace mk {
 
-const GemmKernelTable& gemm_kernels_fp16() { return gemm_kernel_table<__half>(); }
+const GemmKernelTable& gemm_kernels_fp16() { return gemm_kernel_table<__half, false>(); }
 
 }  // namespace mk

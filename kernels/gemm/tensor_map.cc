@@ -10,38 +10,67 @@ namespace {
 using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
                                  const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
                                  CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+using ReplaceAddress = CUresult (*)(CUtensorMap*, void*);
 
 std::atomic<EncodeTiled> encode_tiled{nullptr};
+std::atomic<ReplaceAddress> replace_address{nullptr};
+
+template <class Function>
+cudaError_t find_function(const char* name, std::atomic<Function>& to) {
+  void* entry = nullptr;
+  cudaDriverEntryPointQueryResult found;
+  const cudaError_t error = cudaGetDriverEntryPointByVersion(name, &entry, 12000, cudaEnableDefault, &found);
+  if (error != cudaSuccess) return error;
+  if (found != cudaDriverEntryPointSuccess) return cudaErrorNotSupported;
+  to.store(reinterpret_cast<Function>(entry), std::memory_order_release);
+  return cudaSuccess;
+}
+
+bool encode(CUtensorMap* map, GemmType type, int rank, const void* base, const cuuint64_t* dimensions,
+            const cuuint64_t* strides, const cuuint32_t* box) {
+  const CUtensorMapDataType data_type =
+      type == GemmType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  const cuuint32_t element_strides[3] = {1, 1, 1};
+  return encode_tiled.load(std::memory_order_acquire)(
+             map, data_type, static_cast<cuuint32_t>(rank), const_cast<void*>(base), dimensions, strides, box,
+             element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
 
 }  // namespace
 
 cudaError_t tensor_map_prepare() {
-  void* entry = nullptr;
-  cudaDriverEntryPointQueryResult found;
-  const cudaError_t error =
-      cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found);
-  if (error != cudaSuccess) return error;
-  if (found != cudaDriverEntryPointSuccess) return cudaErrorNotSupported;
-  encode_tiled.store(reinterpret_cast<EncodeTiled>(entry), std::memory_order_release);
-  return cudaSuccess;
+  const cudaError_t error = find_function("cuTensorMapReplaceAddress", replace_address);
+  return error != cudaSuccess ? error : find_function("cuTensorMapEncodeTiled", encode_tiled);
 }
 
 bool tensor_map_is_prepared() { return encode_tiled.load(std::memory_order_acquire) != nullptr; }
 
 bool encode_tensor_map(CUtensorMap* map, GemmType type, const void* base, int64_t rows, int64_t columns,
                        int64_t ld, int box_rows, int box_columns) {
-  const CUtensorMapDataType data_type =
-      type == GemmType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
   // Without a k-step nothing is loaded, but a dimension of a map may not be 0.
   const cuuint64_t dimensions[2] = {static_cast<cuuint64_t>(std::max<int64_t>(columns, 1)),
                                     static_cast<cuuint64_t>(std::max<int64_t>(rows, 1))};
   const cuuint64_t strides[1] = {static_cast<cuuint64_t>(ld) * 2};
   const cuuint32_t box[2] = {static_cast<cuuint32_t>(box_columns), static_cast<cuuint32_t>(box_rows)};
-  const cuuint32_t element_strides[2] = {1, 1};
-  return encode_tiled.load(std::memory_order_acquire)(
-             map, data_type, 2, const_cast<void*>(base), dimensions, strides, box, element_strides,
-             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+  return encode(map, type, 2, base, dimensions, strides, box);
+}
+
+bool encode_tensor_map_of_slices(CUtensorMap* map, GemmType type, const void* base, int64_t slices,
+                                 int64_t slice_rows, int64_t rows, int64_t columns, int64_t ld, int box_rows,
+                                 int box_columns) {
+  const cuuint64_t dimensions[3] = {static_cast<cuuint64_t>(std::max<int64_t>(columns, 1)),
+                                    static_cast<cuuint64_t>(std::max<int64_t>(rows, 1)),
+                                    static_cast<cuuint64_t>(std::max<int64_t>(slices, 1))};
+  const auto row_bytes = static_cast<cuuint64_t>(ld) * 2;
+  const cuuint64_t strides[2] = {row_bytes,
+                                 row_bytes * static_cast<cuuint64_t>(std::max<int64_t>(slice_rows, 1))};
+  const cuuint32_t box[3] = {static_cast<cuuint32_t>(box_columns), static_cast<cuuint32_t>(box_rows), 1};
+  return encode(map, type, 3, base, dimensions, strides, box);
+}
+
+bool move_tensor_map(CUtensorMap* map, const void* base) {
+  return replace_address.load(std::memory_order_acquire)(map, const_cast<void*>(base)) == CUDA_SUCCESS;
 }
 
 }  // namespace mk

@@ -11,8 +11,8 @@
 
 namespace mk {
 
-// Finds the driver's encoder, which is asked for by name at run time: the library loads on machines without a
-// driver.
+// Finds the driver's functions, which are asked for by name at run time: the library loads on machines without
+// a driver.
 cudaError_t tensor_map_prepare();
 bool tensor_map_is_prepared();
 
@@ -21,5 +21,13 @@ bool tensor_map_is_prepared();
 // reads as zero.
 bool encode_tensor_map(CUtensorMap* map, GemmType type, const void* base, int64_t rows, int64_t columns,
                        int64_t ld, int box_rows, int box_columns);
+
+// The same of `slices` such matrices, each `slice_rows` rows behind the one before; boxes are of one slice.
+bool encode_tensor_map_of_slices(CUtensorMap* map, GemmType type, const void* base, int64_t slices,
+                                 int64_t slice_rows, int64_t rows, int64_t columns, int64_t ld, int box_rows,
+                                 int box_columns);
+
+// The same of another matrix of the same sizes; a fraction of the time that encoding takes.
+bool move_tensor_map(CUtensorMap* map, const void* base);
 
 }  // namespace mk

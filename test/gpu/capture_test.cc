@@ -1,10 +1,17 @@
 // SPDX-License-Identifier: MIT
 // Stream capture through the C interface, one rank on a GPU: an unprepared call is refused and leaves
-// communicator and capture usable; a prepared one is exactly one kernel node and replays with new inputs.
+// communicator and capture usable; a prepared one is exactly one kernel node and replays with new inputs; a
+// trace has what was launched while it was taken.
 #include <cuda_runtime_api.h>
+
+#include <unistd.h>
 
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+#include <string>
 #include <vector>
 
 #include "mkernel.h"
@@ -50,6 +57,22 @@ bool right(const void* c, int turn) {
     }
   }
   return true;
+}
+
+// The trace of one launch, as mk_trace_stop writes it.
+void check_trace(mk_comm_t comm, const mk_allgather_gemm_args_t& args, cudaStream_t stream) {
+  char path[] = "/tmp/capture_test_trace_XXXXXX";
+  const int file = mkstemp(path);
+  check(file >= 0, "a file for the trace");
+  close(file);
+  check(mk_trace_start(comm, nullptr) == MK_SUCCESS, "mk_trace_start");
+  check(mk_allgather_gemm(comm, &args, stream) == MK_SUCCESS, "a traced call");
+  check(mk_trace_stop(comm, path) == MK_SUCCESS, "mk_trace_stop");
+  std::ostringstream trace;
+  trace << std::ifstream(path).rdbuf();
+  for (const char* words : {"allgather_gemm", "m=300, n=136, k=72", "cta 0 load", "cta 0 compute 0"})
+    check(trace.str().find(words) != std::string::npos, words);
+  unlink(path);
 }
 
 }  // namespace
@@ -102,6 +125,7 @@ int main() {
     cudaGraphLaunch(replay, stream);
     check(cudaStreamSynchronize(stream) == cudaSuccess && right(c, turn), "a replay");
   }
+  check_trace(comm, args, stream);
   check(mk_comm_synchronize(comm, stream) == MK_SUCCESS, "mk_comm_synchronize");
   check(mk_comm_finalize(comm) == MK_SUCCESS, "mk_comm_finalize");
   check(mk_comm_destroy(comm) == MK_SUCCESS, "mk_comm_destroy");

@@ -35,22 +35,29 @@ bool names(const Report& report, int rank) {
   return false;
 }
 
+// The CTA that a sentence names, -1 if none.
+int cta_of(const Report& report) {
+  const char* const words = ", CTA ";
+  const char* const at = std::strstr(report.sentence, words);
+  return at != nullptr ? std::atoi(at + std::strlen(words)) : -1;
+}
+
 // The report of a wait, word for word.
 std::string timeout_sentence(const Report& report, const Scene& scene, int rank) {
   const char* operators[] = {"", "allgather_gemm", "gemm_reduce_scatter", "gemm_allreduce"};
   const mk_async_error_t& error = report.error;
   return text(
-      "rank %d, role %s, waited %d ms in %s (launch %llu) for %s %llu of rank %d: saw %llu, expected %llu. "
-      "That rank "
-      "has entered the launch but does not go on; look at its own error, or raise wait_timeout_ms",
-      rank, error.role, WAIT_TIMEOUT_MS, operators[scene.problem.op],
+      "rank %d, role %s, CTA %d, waited %d ms in %s (launch %llu) for %s %llu of rank %d: saw %llu, expected "
+      "%llu. That rank has entered the launch but does not go on; look at its own error, or raise "
+      "wait_timeout_ms",
+      rank, error.role, cta_of(report), WAIT_TIMEOUT_MS, operators[scene.problem.op],
       static_cast<unsigned long long>(error.epoch), error.object,
       static_cast<unsigned long long>(error.object_index), error.rank,
       static_cast<unsigned long long>(error.seen), static_cast<unsigned long long>(error.expected));
 }
 
 // Of a rank that has waited for one that is slow; true when it is the one whose patience ended.
-bool check_timeout(const Scene& scene, int rank, const Report& report, const std::string& who) {
+bool check_timeout(const Scene& scene, int rank, int nranks, const Report& report, const std::string& who) {
   const mk_async_error_t& error = report.error;
   if (report.status == MK_ERROR_REMOTE) {
     tally.check(error.rank >= 0 && error.rank != rank && names(report, error.rank) && says(report, "role"),
@@ -72,6 +79,10 @@ bool check_timeout(const Scene& scene, int rank, const Report& report, const std
   const bool waits_for_owner = is_two_shot && role == "gather" && object.rfind("reduced ", 0) == 0;
   tally.check(waits_for_victim || waits_for_owner,
               who + "role " + role + ", object " + object + text(", rank %d", error.rank));
+  // There is a tile for each owner, a CTA each, and a rank's own is its last.
+  const int own_cta = scene.problem.algorithm == MK_ALGORITHM_ONE_SHOT ? 0 : nranks - 1;
+  const int cta = cta_of(report);
+  tally.check(role == "reduce" ? cta == own_cta : cta >= 0, who + text("CTA %d", cta));
   tally.check(error.object_index == 0, who + "there is only one object, of index 0");
   tally.check(report.sentence == timeout_sentence(report, scene, rank),
               who + "expected the sentence: " + timeout_sentence(report, scene, rank));
@@ -107,7 +118,7 @@ void check_rank(const Scene& scene, int rank, int nranks, const Board& board, in
     tally.check(report.status == MK_ERROR_REMOTE || report.status == MK_ERROR_TIMEOUT,
                 who + "expected MK_ERROR_REMOTE: others gave up");
   } else if (scene.fault == Fault::slow) {
-    *num_timeouts += check_timeout(scene, rank, report, who);
+    *num_timeouts += check_timeout(scene, rank, nranks, report, who);
   } else if (scene.fault == Fault::stop_absent && is_victim) {
     tally.check(report.status == MK_ERROR_REMOTE, who + "expected MK_ERROR_REMOTE: it was away");
   } else {

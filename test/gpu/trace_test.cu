@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Spans that a toy kernel's roles record come out on the host: all of them, in order, nested, at the right
 // time; those beyond the capacity are counted; captured launches record in their replays, and nothing after the
-// end. Exit code 1 if anything fails, 77 without a GPU.
+// end. So do the plain product's. Exit code 1 if anything fails, 77 without a GPU.
 #include <cuda_runtime.h>
 
 #include <chrono>
@@ -11,6 +11,7 @@
 
 #include "kernels/cuda/cuda_trace.h"
 #include "kernels/device/trace.cuh"
+#include "kernels/gemm/gemm.h"
 
 using mk::Trace;
 using mk::TraceKind;
@@ -176,6 +177,52 @@ void check_overflow() {
   }
 }
 
+// Every tile of a plain product is loaded, multiplied and stored once, and nothing without a trace.
+void check_product(const mk::GemmTile& tile, int num_cluster_ctas) {
+  mk::GemmShape shape;
+  shape.m = 1000, shape.n = 1100, shape.k = 320;
+  const mk::GemmPlan plan = mk::gemm_plan_with(shape, 7, tile, num_cluster_ctas, -1);
+  const std::string what = "product of " + std::to_string(tile.block_m) + "x" + std::to_string(tile.block_n) +
+                           ", clusters of " + std::to_string(num_cluster_ctas) + ": ";
+  auto made = mk::CudaTrace::make(plan.num_ctas(), 64);
+  check(made.ok() && mk::gemm_prepare() == cudaSuccess, what + "prepare");
+  if (!made.ok()) return;
+  void* memory = nullptr;
+  const size_t bytes = size_t{1104} * 1104 * 2;
+  check(cudaMalloc(&memory, 3 * bytes) == cudaSuccess && cudaMemset(memory, 0, 3 * bytes) == cudaSuccess,
+        what + "memory");
+  mk::GemmArguments arguments;
+  arguments.shape = shape;
+  arguments.a = memory, arguments.lda = 320;
+  arguments.b = static_cast<char*>(memory) + bytes, arguments.ldb = 1104;
+  arguments.c = static_cast<char*>(memory) + 2 * bytes, arguments.ldc = 1104;
+  arguments.workspace = memory;
+  check(mk::gemm_launch(arguments, plan, nullptr) == cudaSuccess, what + "without a trace");
+  arguments.trace = {made.value()->buffer(), 3, MK_OPERATOR_GEMM_ALLREDUCE, {1000, 1100, 320, 0}};
+  check(mk::gemm_launch(arguments, plan, nullptr) == cudaSuccess && cudaDeviceSynchronize() == cudaSuccess,
+        what + "with one");
+  const Trace seen = collect(*made.value());
+  check(seen.launches.size() == 1 && seen.launches[0].epoch == 3 &&
+            seen.launches[0].op == MK_OPERATOR_GEMM_ALLREDUCE &&
+            seen.launches[0].sizes == "m=1000, n=1100, k=320",
+        what + "one launch");
+  std::map<std::pair<TraceKind, int64_t>, int> counts;
+  for (const TraceTrack& track : seen.tracks) {
+    check(track.dropped == 0, what + track.name + ": nothing is missing");
+    for (const TraceSpan& span : track.spans) ++counts[{span.kind, span.index}];
+  }
+  const int64_t num_tiles = mk::gemm_plan_num_tiles(shape, plan);
+  check(static_cast<int64_t>(counts.size()) == 3 * num_tiles, what + "three kinds of spans a tile");
+  // Both warpgroups have a part in a tile but in ping-pong, and both CTAs of a pair.
+  const int warpgroups = tile.ping_pong ? 1 : tile.block_m / 64;
+  for (const auto& [span, count] : counts) {
+    const int expected = (span.first == TraceKind::load ? 1 : warpgroups) * num_cluster_ctas;
+    check(count == expected,
+          what + mk::trace_kind_name(span.first) + " of tile " + std::to_string(span.second));
+  }
+  cudaFree(memory);
+}
+
 // A trace begins, is read and ends while a stream is captured in the strictest mode.
 void check_captured() {
   cudaStream_t stream;
@@ -205,6 +252,11 @@ int main() {
   check_spans();
   check_overflow();
   check_captured();
+  for (const int num_cluster_ctas : {1, 2}) {
+    check_product({128, 256, false}, num_cluster_ctas);
+    check_product({128, 128, true}, num_cluster_ctas);
+    check_product({64, 128, false}, num_cluster_ctas);
+  }
   std::printf(failed ? "%d checks failed\n" : "all checks passed\n", failed);
   return failed != 0;
 }

@@ -58,6 +58,49 @@ TEST_CASE("an area prepared for the largest call serves every smaller one") {
   }
 }
 
+TEST_CASE("mode WGRAD: what the ranks agree on follows from rows and columns of X") {
+  std::mt19937 random(2);
+  const auto below = [&](int64_t limit) { return std::uniform_int_distribution<int64_t>(0, limit)(random); };
+  for (int turn = 0; turn < 2000; ++turn) {
+    const int nranks = 2 + static_cast<int>(below(6));
+    GemmCall largest = make_call(MK_OPERATOR_ALLGATHER_GEMM, below(70000), below(9000), 0);
+    largest.mode = MK_ALLGATHER_WGRAD;
+    GemmCall call = make_call(MK_OPERATOR_ALLGATHER_GEMM, below(largest.m), below(largest.n), below(9000));
+    call.mode = MK_ALLGATHER_WGRAD;
+    if (turn % 3 == 0) call.m = std::min<int64_t>(largest.m, below(300));
+    GemmCall other = call;  // of another rank, whose columns of dY are its own
+    other.k = below(9000);
+    other.b_layout = MK_LAYOUT_NK;
+    const RankGemmPlan plan = plan_of(call, 0, nranks);
+    const RankGemmPlan theirs = plan_of(other, nranks - 1, nranks);
+    INFO(nranks << " ranks, m " << call.m << ", n " << call.n << ", k " << call.k << " and " << other.k);
+    CHECK(plan.area_bytes == call.m * round_up(2 * call.n, 16));
+    CHECK(plan.area_bytes <= plan_of(largest, 0, nranks).area_bytes);
+    CHECK(theirs.area_bytes == plan.area_bytes);
+    CHECK(plan.plan.chunk_rows == 64);
+    CHECK(theirs.plan.num_chunks == plan.plan.num_chunks);
+    CHECK(int64_t{plan.plan.num_chunks} * 64 * nranks >= call.m);
+    CHECK(plan.num_panels == 1);
+    CHECK(int64_t{plan.panel_steps} * 64 >= call.n);
+    CHECK(plan.tile_rows == ceil_div(call.k, plan.gemm.block_m));
+    if (plan.gemm.num_streamk_tiles > 0) CHECK(plan.gemm.num_workers == plan.plan.compute_ctas);
+  }
+}
+
+TEST_CASE("one CTA is enough for a launch") {
+  for (const mk_operator_t op :
+       {MK_OPERATOR_ALLGATHER_GEMM, MK_OPERATOR_GEMM_REDUCE_SCATTER, MK_OPERATOR_GEMM_ALLREDUCE}) {
+    GemmCall call = make_call(op, 4096, 2048, 1024);
+    for (const int copy_ctas : {0, 3}) {
+      call.tuning.copy_ctas = copy_ctas;
+      const Result<RankGemmPlan> plan = rank_gemm_plan(call, 0, 4, 1);
+      REQUIRE(plan.ok());
+      CHECK(plan.value().plan.compute_ctas == 1);
+      CHECK(plan.value().plan.copy_ctas == 0);
+    }
+  }
+}
+
 TEST_CASE("ranks with different k or row counts agree on how partial sums travel") {
   for (const int64_t m : {1, 16, 200, 1000, 4096, 9001}) {
     for (const mk_operator_t op : {MK_OPERATOR_GEMM_REDUCE_SCATTER, MK_OPERATOR_GEMM_ALLREDUCE}) {

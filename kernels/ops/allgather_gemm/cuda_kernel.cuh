@@ -70,14 +70,31 @@ __device__ __forceinline__ void wait_panel(const RankLaunch& launch, const CudaP
   ptx::fence_proxy_async_global();
 }
 
+// Which of the maps of gathered rows are this launch's. Waits for the other ranks' entries, where they may
+// write to each other's outputs: asked when their rows are wanted, and not before.
+class GatheredMap {
+ public:
+  __device__ __forceinline__ GatheredMap(const RankLaunch& launch, const CudaParams& params)
+      : map_(launch.bank()), is_known_(params.comm.entry.output_offset == kNoOutput) {}
+  __device__ __forceinline__ int get(const RankLaunch& launch) {
+    if (!is_known_ && launch.writes_outputs()) map_ = MAP_OF_OUTPUT;
+    is_known_ = true;
+    return map_;
+  }
+
+ private:
+  int map_;
+  bool is_known_;
+};
+
 template <class Config>
 __device__ __forceinline__ void produce(const RankLaunch& launch, MainloopStorage<Config>& smem,
                                         const CudaParams& params) {
   const ClusterPosition cluster = {0, 1};
-  const CUtensorMap* map_gathered = &params.map_gathered[launch.bank()];
+  GatheredMap map_gathered(launch, params);
   ptx::prefetch_tensormap(&params.load.map_a);
   ptx::prefetch_tensormap(&params.load.map_b);
-  ptx::prefetch_tensormap(map_gathered);
+  ptx::prefetch_tensormap(&params.map_gathered[launch.bank()]);
   RankTileCursor tiles(params.tiles, blockIdx.x, params.order);
   StageCursor<Config::NUM_STAGES> stages;
   TileWork work;
@@ -87,7 +104,8 @@ __device__ __forceinline__ void produce(const RankLaunch& launch, MainloopStorag
     int next_wait = is_own ? work.k_end : 0;  // the first k-step of a panel not waited for
     const Tracer tracer(params.comm.trace, TRACE_LOAD);
     tracer.begin(TraceKind::load, trace_tile(work));
-    load_tile<Config>(smem, stages, params.load, is_own ? &params.load.map_a : map_gathered,
+    load_tile<Config>(smem, stages, params.load,
+                      is_own ? &params.load.map_a : &params.map_gathered[map_gathered.get(launch)],
                       is_own ? tile.first_row : tile.begin, work, cluster, [&](int k_step) {
                         if (k_step < next_wait) return;
                         wait_panel<Config::BLOCK_M>(launch, params, tile, k_step / params.panel_steps);
@@ -135,7 +153,9 @@ __device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaPa
   const int rank = params.comm.rank;
   const int nranks = params.comm.nranks;
   const int lane = threadIdx.x % 32;
-  const auto pitch = static_cast<int64_t>(params.schedule.row_pitch());
+  const bool writes_outputs = launch.writes_outputs();
+  const auto pitch =
+      writes_outputs ? params.a_gathered_pitch : static_cast<int64_t>(params.schedule.row_pitch());
   PushUnits units = push_units(params, Storage::PIECE_BYTES);
   BulkPush<Storage> push(storage, warp);
   const Tracer tracer(params.comm.trace, trace_track());
@@ -172,8 +192,9 @@ __device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaPa
 #pragma unroll 1
           for (int step = params.merged ? 0 : 1; step < nranks; ++step) {
             const int peer = rank >= step ? rank - step : rank - step + nranks;
-            ptx::cp_async_bulk_global_shared(launch.area(peer, offset), buffer + lane * unit.num_bytes,
-                                             unit.num_bytes);
+            std::byte* const to =
+                writes_outputs ? params.comm.outputs[peer] + offset : launch.area(peer, offset);
+            ptx::cp_async_bulk_global_shared(to, buffer + lane * unit.num_bytes, unit.num_bytes);
           }
         }
         ptx::cp_async_bulk_commit_group();
@@ -233,10 +254,11 @@ __device__ __forceinline__ void run_push_cta(const RankLaunch& launch, const Cud
   }
 }
 
-// Brings all rows to the caller's gathered A.
+// Brings all rows to the caller's gathered A, or waits until their owners have.
 __device__ __forceinline__ void gather_rows(const RankLaunch& launch, const CudaParams& params,
                                             const CopyWarp& warp) {
   const Schedule& schedule = params.schedule;
+  const bool writes_outputs = launch.writes_outputs();
   const int pieces_per_chunk = static_cast<int>(ceil_div(schedule.chunk_rows, params.piece_rows));
   const int64_t pieces_per_source = int64_t{schedule.max_chunks} * pieces_per_chunk;
 #pragma unroll 1
@@ -251,11 +273,13 @@ __device__ __forceinline__ void gather_rows(const RankLaunch& launch, const Cuda
     if (chunk >= schedule.chunks(source) || first_row >= schedule.chunk_count(source, chunk)) continue;
     const int64_t pitch = static_cast<int64_t>(schedule.row_pitch());
     const std::byte* from = params.a + row * params.a_pitch;
-    if (source != params.comm.rank) {
+    const bool is_pushed = source != params.comm.rank || (writes_outputs && params.merged);
+    if (is_pushed) {
       for (int panel = 0; panel < params.num_panels; ++panel) {
         launch.wait_flag(schedule.flag(source, chunk) * params.num_panels + panel, DeviceRole::gather,
                          DeviceObject::chunk, source, chunk);
       }
+      if (writes_outputs) continue;
       from = launch.area(params.comm.rank, schedule.area_offset(source, chunk) + first_row * pitch);
     }
     const Tracer tracer(params.comm.trace, TRACE_COPY + warp.warp);
@@ -269,25 +293,34 @@ __device__ __forceinline__ void gather_rows(const RankLaunch& launch, const Cuda
 }
 
 // What becomes of a piece's accumulators: a partial tile for its owner, or, with the other pieces' partial
-// tiles, C.
+// tiles, rows of C, of which the tile has those from `begin` on, as far as they lie before `end`.
 template <class Config>
 __device__ __forceinline__ void finish_rows(const CudaParams& params, RankGemmStorage<Config>& smem,
-                                            const TileWork& work, int block,
+                                            const TileWork& work, int begin, int end, int block,
                                             float (&accumulators)[Config::BLOCK_N / 2]) {
-  const SourceTile tile = source_tile<Config::BLOCK_M>(params, work);
   const int warp = threadIdx.x / 32;
-  const int row = tile.begin + block * 64 + warp % 4 * 16;
+  const int row = begin + block * 64 + warp % 4 * 16;
   const PartialsLayout partials(params.tiles.num_workers, Config::BLOCK_M, Config::BLOCK_N);
   if (!work.is_owner) {
-    partials_store(accumulators, partials, params.comm.partials, blockIdx.x, block, row < tile.end);
+    partials_store(accumulators, partials, params.comm.partials, blockIdx.x, block, row < end);
     return;
   }
   if (work.num_peers > 0) {
     partials_add(accumulators, partials, params.comm.partials, work.first_peer, 1, work.num_peers, block,
-                 row < tile.end);
+                 row < end);
   }
-  store_tile_rows(accumulators, params.epilogue, smem.epilogue[warp], row, tile.end,
-                  work.n_tile * Config::BLOCK_N);
+  store_tile_rows(accumulators, params.epilogue, smem.epilogue[warp], row, end, work.n_tile * Config::BLOCK_N);
+}
+
+// What a copy warp of a CTA that computes does.
+template <class Config>
+__device__ __forceinline__ void run_copy_warp(const RankLaunch& launch, const CudaParams& params,
+                                              RankGemmStorage<Config>& smem, const CopyWarp& warp) {
+  if (warp.greets()) launch.greet();
+  // One push warp a CTA keeps the links busy; with two the first panels would come later.
+  if (warp.warp == 0 && params.schedule.k > 0 && gridDim.x == params.tiles.num_workers)
+    push_beside_product(launch, params, smem.push);
+  if (params.a_gathered != nullptr) gather_rows(launch, params, warp);
 }
 
 template <class Config>
@@ -307,13 +340,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   __syncthreads();
   run_roles<Config>(
       params.tiles.num_workers, [&] { produce<Config>(launch, smem.mainloop, params); },
-      [&](const CopyWarp& warp) {
-        if (warp.greets()) launch.greet();
-        // One push warp a CTA keeps the links busy; with two the first panels would come later.
-        if (warp.warp == 0 && params.schedule.k > 0 && gridDim.x == params.tiles.num_workers)
-          push_beside_product(launch, params, smem.push);
-        if (params.a_gathered != nullptr) gather_rows(launch, params, warp);
-      },
+      [&](const CopyWarp& warp) { run_copy_warp(launch, params, smem, warp); },
       [&](int warpgroup) {
         RankTileCursor tiles(params.tiles, blockIdx.x, params.order);
         consumer_role<Config>(
@@ -322,7 +349,8 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
               return tiles.next(work, Config::BLOCK_M, [&](int position) { return rows_at(params, position); });
             },
             [&](const TileWork& work, int block, float(&accumulators)[Config::BLOCK_N / 2]) {
-              finish_rows<Config>(params, smem, work, block, accumulators);
+              const SourceTile tile = source_tile<Config::BLOCK_M>(params, work);
+              finish_rows<Config>(params, smem, work, tile.begin, tile.end, block, accumulators);
             });
       });
   launch.end_cta();

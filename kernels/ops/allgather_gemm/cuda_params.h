@@ -13,10 +13,13 @@
 
 namespace mk::allgather_gemm {
 
+// Where the gathered rows are read when peers write straight to the gathered A.
+constexpr int MAP_OF_OUTPUT = 2;
+
 struct CudaParams {
   RankComm comm;
   LoadParams load;              // map_a: this rank's rows, where the caller has them
-  CUtensorMap map_gathered[2];  // the receive areas of both banks
+  CUtensorMap map_gathered[3];  // the receive areas of both banks, and the gathered A (MAP_OF_OUTPUT)
   TileSchedule tiles;
   RankTileOrder order;      // of the sources' rows of tiles: this rank's own, then the others' in turn
   EpilogueParams epilogue;  // C

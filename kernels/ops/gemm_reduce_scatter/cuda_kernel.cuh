@@ -222,11 +222,13 @@ struct FinishedPiece {
   int row;
 };
 
-// Rows of a finished tile, from where this rank has gathered them to the same place at every peer.
+// Rows of a finished tile, from where this rank has gathered them to the same place at every peer, or to C of
+// all ranks, this one included.
 template <class Config, class Push>
 __device__ __forceinline__ void push_finished(const RankLaunch& launch, const CudaParams& params, Push& push,
                                               int warp, int first_row, int num_rows, int column) {
   const int rank = params.comm.rank;
+  const bool writes_outputs = launch.writes_outputs();
   const int lane = threadIdx.x % 32;
   const int element_bytes = element_bytes_of(params.output.out_type);
   const int rows_per_piece = 16 / element_bytes;
@@ -253,12 +255,16 @@ __device__ __forceinline__ void push_finished(const RankLaunch& launch, const Cu
       [&](const FinishedPiece& piece, const uint8_t* buffer) {
         keep_pace(params, push);
         if (lane < min(rows_per_piece, num_rows - piece.row)) {
-          const int64_t offset = begin + (piece.row + lane) * params.gather_pitch;
+          const int64_t row = piece.row + lane;
+          const int64_t offset = writes_outputs
+                                     ? ((first_row + row) * params.output.ldc + column) * element_bytes
+                                     : begin + row * params.gather_pitch;
 #pragma unroll 1
-          for (int step = 1; step < params.comm.nranks; ++step) {
+          for (int step = writes_outputs ? 0 : 1; step < params.comm.nranks; ++step) {
             const int peer = rank >= step ? rank - step : rank - step + params.comm.nranks;
-            ptx::cp_async_bulk_global_shared(launch.area(peer, offset), buffer + lane * buffer_pitch,
-                                             row_bytes);
+            std::byte* const to =
+                writes_outputs ? params.comm.outputs[peer] + offset : launch.area(peer, offset);
+            ptx::cp_async_bulk_global_shared(to, buffer + lane * buffer_pitch, row_bytes);
           }
         }
         ptx::cp_async_bulk_commit_group();
@@ -340,8 +346,9 @@ __device__ __forceinline__ void bring_rows(const EpilogueParams& output, std::by
   }
 }
 
-// Two-shot: brings all owners' finished rows from the receive area to C, in the order in which owners, all at
-// the same time, finish them. Pieces are handed out one by one, because the push warps come late.
+// Two-shot: brings all owners' finished rows from the receive area to C, or waits until owners have, in the
+// order in which these, all at the same time, finish them. Pieces are handed out one by one, because the push
+// warps come late.
 template <class Config>
 __device__ __forceinline__ void gather_finished(const RankLaunch& launch, const CudaParams& params) {
   constexpr int SLABS = Config::BLOCK_M / 16;
@@ -349,6 +356,7 @@ __device__ __forceinline__ void gather_finished(const RankLaunch& launch, const 
   const int tiles_per_group = params.tiles.group_m * num_n_tiles;
   const int num_pieces = params.tiles_per_owner * params.comm.nranks * SLABS;
   const int element_bytes = element_bytes_of(params.output.out_type);
+  launch.wait_for_outputs();
   while (true) {
     int piece = 0;
     if (threadIdx.x % 32 == 0) piece = atomicAdd(&params.comm.state->gather_ticket, 1u);
@@ -369,6 +377,7 @@ __device__ __forceinline__ void gather_finished(const RankLaunch& launch, const 
     launch.wait_flag(params.first_gather_flag + owner * params.tiles_per_owner + tile, DeviceRole::gather,
                      DeviceObject::reduced_tile, owner, tile);
     __syncwarp();
+    if (launch.has_open_outputs()) continue;  // asked anew: a register for it would cost the consumers theirs
     const int64_t first = first_row_of(params, owner) + row;
     const int column = n_tile * Config::BLOCK_N;
     const Tracer tracer(params.comm.trace, trace_track());

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/cuda/rank_gemm_params.h"
+
+#include <algorithm>
+
+#include "kernels/cuda/gemm_type.h"
+#include "kernels/gemm/tensor_map.h"
+
+namespace mk {
+namespace {
+
+bool has_a(const GemmCall& call, int64_t a_rows) { return a_rows > 0 && call.k > 0; }
+bool has_b(const GemmCall& call) { return call.n > 0 && call.k > 0; }
+
+}  // namespace
+
+int a_box_rows(const GemmPlan& plan, int64_t rows) {
+  return static_cast<int>(std::min<int64_t>(plan.block_m, std::max<int64_t>(8, round_up(rows, 8))));
+}
+
+bool fill_load(const GemmCall& call, const GemmPlan& plan, int64_t a_rows, int64_t max_rows, int stage_bytes,
+               const void* any, LoadParams* load) {
+  const GemmType type = gemm_type(call.dtype);
+  const int box_rows = a_box_rows(plan, max_rows);
+  const int64_t lda = std::max<int64_t>(round_up(std::max(call.lda, call.k), 8), 8);
+  const bool transposed = call.b_layout == MK_LAYOUT_NK;
+  const int64_t ldb = std::max<int64_t>(round_up(std::max(call.ldb, transposed ? call.k : call.n), 8), 8);
+  load->stage_bytes = stage_bytes - (plan.block_m - box_rows) * GEMM_BLOCK_K * 2;
+  if (!encode_tensor_map(&load->map_a, type, has_a(call, a_rows) ? call.a : any, a_rows, call.k, lda, box_rows,
+                         GEMM_BLOCK_K)) {
+    return false;
+  }
+  const void* b = has_b(call) ? call.b : any;
+  return transposed ? encode_tensor_map(&load->map_b, type, b, call.n, call.k, ldb, plan.block_n, GEMM_BLOCK_K)
+                    : encode_tensor_map(&load->map_b, type, b, call.k, call.n, ldb, GEMM_BLOCK_K, 64);
+}
+
+bool move_load(const GemmCall& call, int64_t a_rows, LoadParams* load) {
+  return (!has_a(call, a_rows) || move_tensor_map(&load->map_a, call.a)) &&
+         (!has_b(call) || move_tensor_map(&load->map_b, call.b));
+}
+
+EpilogueParams epilogue_of(const GemmCall& call) {
+  EpilogueParams epilogue{};
+  epilogue.ldc = std::max(call.ldc, call.n);
+  epilogue.n = static_cast<int>(call.n);
+  epilogue.out_type = gemm_type(call.out_dtype);
+  epilogue.bias_type = gemm_type(call.bias_dtype);
+  epilogue.accumulate = call.accumulate;
+  move_epilogue(call, &epilogue);
+  return epilogue;
+}
+
+void move_epilogue(const GemmCall& call, EpilogueParams* epilogue) {
+  epilogue->c = call.c;
+  epilogue->bias = call.bias;
+  epilogue->rows_aligned =
+      reinterpret_cast<uintptr_t>(call.c) % 16 == 0 && epilogue->ldc * element_bytes(call.out_dtype) % 16 == 0;
+}
+
+TileSchedule tiles_of(const GemmCall& call, const RankGemmPlan& plan) {
+  return {plan.num_owners * plan.tile_rows,
+          static_cast<int>(ceil_div(call.n, plan.gemm.block_n)),
+          static_cast<int>(ceil_div(call.k, GEMM_BLOCK_K)),
+          plan.plan.compute_ctas,
+          plan.gemm.num_streamk_tiles,
+          plan.gemm.group_m,
+          true};
+}
+
+}  // namespace mk

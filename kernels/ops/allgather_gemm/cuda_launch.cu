@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/ops/allgather_gemm/cuda_launch.h"
+
+#include <algorithm>
+
+#include "kernels/cuda/gemm_type.h"
+#include "kernels/cuda/rank_gemm_params.h"
+#include "kernels/gemm/tensor_map.h"
+#include "kernels/ops/allgather_gemm/cuda_wgrad.cuh"
+
+namespace mk::allgather_gemm {
+namespace {
+
+// What a warp brings to the gathered A at a time.
+constexpr int64_t PIECE_BYTES = 16 << 10;
+
+int piece_rows(int64_t row_bytes) {
+  return static_cast<int>(std::clamp<int64_t>(PIECE_BYTES / std::max<int64_t>(1, row_bytes), 4, 128));
+}
+
+// Elements from row to row of the gathered A.
+int64_t ld_of_output(const GemmCall& call) {
+  return std::max<int64_t>(round_up(std::max(call.lda_gathered, travelling_columns(call)), 8), 8);
+}
+
+// What both modes' parameters have in common: how rows travel, and what becomes of the product.
+void fill_gather(const GemmCall& call, const RankGemmPlan& plan, const RankComm& comm, CudaParams* params) {
+  const int64_t columns = travelling_columns(call);
+  params->comm = comm;
+  params->schedule.topology.nranks = comm.nranks;
+  params->schedule.topology.rank = comm.rank;
+  params->schedule.m = call.m;
+  params->schedule.k = columns;
+  params->schedule.chunk_rows = plan.plan.chunk_rows;
+  params->schedule.tile_m = plan.gemm.block_m;
+  params->schedule.max_chunks = plan.plan.num_chunks;
+  params->m = static_cast<int>(call.m);
+  params->max_rows = static_cast<int>(std::max<int64_t>(1, ceil_div(call.m, comm.nranks)));
+  params->merged = plan.merged;
+  params->num_panels = plan.num_panels;
+  params->panel_steps = plan.panel_steps;
+  params->piece_rows = piece_rows(std::min<int64_t>(columns, int64_t{plan.panel_steps} * GEMM_BLOCK_K) * 2);
+  params->a_pitch = round_up(std::max(call.lda, columns), 8) * 2;
+  params->a_gathered_pitch = ld_of_output(call) * 2;
+  params->epilogue = epilogue_of(call);
+}
+
+// What changes from call to call, but for the maps.
+void move_gather(const GemmCall& call, CudaParams* params) {
+  move_epilogue(call, &params->epilogue);
+  params->a = static_cast<const std::byte*>(call.a);
+  params->a_gathered =
+      call.m > 0 && travelling_columns(call) > 0 ? static_cast<std::byte*>(call.a_gathered) : nullptr;
+}
+
+// Rows are pushed in pieces of 16 bytes, and behind a row's last element the caller's memory is not ours.
+PeerOutput gathered_output(const GemmCall& call) {
+  PeerOutput output = travelling_columns(call) % 8 == 0 ? mk::peer_output(call) : PeerOutput();
+  output.ld = ld_of_output(call);
+  return output;
+}
+
+class ForwardLaunch final : public RankGemmLaunch {
+ public:
+  ForwardLaunch(const GemmCall& call, const RankGemmPlan& plan, const RankComm& comm)
+      : kernel_(find_kernel(call.dtype == MK_DTYPE_FP16 ? cuda_kernels_fp16() : cuda_kernels_bf16(),
+                            RANK_GEMM_TILES, plan.gemm, call.b_layout == MK_LAYOUT_NK)),
+        num_ctas_(plan.plan.compute_ctas + plan.plan.copy_ctas),
+        own_rows_(rows_count(call.m, comm.nranks, comm.rank)) {
+    fill_gather(call, plan, comm, &params_);
+    params_.tiles = tiles_of(call, plan);
+    params_.order = {std::max(1, plan.tile_rows), plan.merged ? 0 : comm.nranks - 1};
+    params_.push_order = {plan.merged ? 0 : params_.order.tile_rows,
+                          std::max(1, params_.order.num_in_turn) * plan.plan.chunk_rows / plan.gemm.block_m,
+                          params_.tiles.group_m, std::max(1, params_.tiles.num_n_tiles),
+                          params_.tiles.num_workers};
+  }
+
+  bool fill_maps(const GemmCall& call, const RankGemmPlan& plan) {
+    const RankComm& comm = params_.comm;
+    std::byte* area = comm.memory[comm.rank] + comm.arena;
+    const int64_t box_source = plan.merged ? call.m : ceil_div(call.m, comm.nranks);
+    if (!fill_load(call, plan.gemm, own_rows_, box_source, kernel_.stage_bytes, area, &params_.load))
+      return false;
+    const auto fill = [&](CUtensorMap* map, const void* base, int64_t ld) {
+      return encode_tensor_map(map, gemm_type(call.dtype), base, call.m, call.k, ld,
+                               a_box_rows(plan.gemm, box_source), GEMM_BLOCK_K);
+    };
+    const int64_t ld = std::max<int64_t>(round_up(call.k, 8), 8);
+    return fill(&params_.map_gathered[0], area, ld) &&
+           fill(&params_.map_gathered[1], area + comm.bank_bytes, ld) &&
+           fill(&params_.map_gathered[MAP_OF_OUTPUT], area, ld_of_output(call));
+  }
+  PeerOutput peer_output(const GemmCall& call) const override { return gathered_output(call); }
+
+  cudaError_t enqueue(const GemmCall& call, const LaunchDetails& details, cudaStream_t stream) override {
+    if (!move_load(call, own_rows_, &params_.load)) return cudaErrorInvalidValue;
+    if (details.output_offset != kNoOutput &&
+        !move_tensor_map(&params_.map_gathered[MAP_OF_OUTPUT], call.a_gathered)) {
+      return cudaErrorInvalidValue;
+    }
+    move_gather(call, &params_);
+    fill(details, &params_.comm);
+    return launch_kernel(kernel_, params_, num_ctas_, stream);
+  }
+
+ private:
+  const RankGemmKernel<CudaParams>& kernel_;
+  const int num_ctas_;
+  const int64_t own_rows_;
+  CudaParams params_{};
+};
+
+class WgradLaunch final : public RankGemmLaunch {
+ public:
+  WgradLaunch(const GemmCall& call, const RankGemmPlan& plan, const RankComm& comm)
+      : kernel_(find_kernel(call.dtype == MK_DTYPE_FP16 ? wgrad_kernels_fp16() : wgrad_kernels_bf16(),
+                            WGRAD_TILES, plan.gemm, call.b_layout == MK_LAYOUT_NK)),
+        num_ctas_(plan.plan.compute_ctas + plan.plan.copy_ctas),
+        own_rows_(rows_count(call.m, comm.nranks, comm.rank)) {
+    fill_gather(call, plan, comm, &params_);
+    params_.wgrad_order = WgradOrder::of(call.m, comm.rank, comm.nranks);
+    params_.c_rows = static_cast<int>(call.k);
+    params_.tiles = {static_cast<int>(ceil_div(call.k, plan.gemm.block_m)),
+                     static_cast<int>(ceil_div(call.n, plan.gemm.block_n)),
+                     params_.wgrad_order.num_steps(),
+                     plan.plan.compute_ctas,
+                     plan.gemm.num_streamk_tiles,
+                     plan.gemm.group_m,
+                     true};
+    params_.order = {1, 0};
+    params_.push_order = {0, 1, 1, 1, 1};  // one chunk after the other
+  }
+
+  bool fill_maps(const GemmCall& call, const RankGemmPlan& plan) {
+    const RankComm& comm = params_.comm;
+    const GemmType type = gemm_type(call.dtype);
+    std::byte* area = comm.memory[comm.rank] + comm.arena;
+    const bool transposed = call.b_layout == MK_LAYOUT_NK;
+    const int64_t lddy = std::max<int64_t>(round_up(std::max(call.ldb, transposed ? call.m : call.k), 8), 8);
+    const int box_rows = transposed ? a_box_rows(plan.gemm, call.k) : plan.gemm.block_m;
+    params_.load.stage_bytes = kernel_.stage_bytes - (plan.gemm.block_m - box_rows) * GEMM_BLOCK_K * 2;
+    const void* dy = has_dy(call) ? call.b : area;
+    if (!(transposed
+              ? encode_tensor_map(&params_.load.map_a, type, dy, call.k, call.m, lddy, box_rows, GEMM_BLOCK_K)
+              : encode_tensor_map(&params_.load.map_a, type, dy, call.m, call.k, lddy, GEMM_BLOCK_K, 64)))
+      return false;
+    // X: slices of max_rows rows, of columns in blocks of 64.
+    const auto fill = [&](CUtensorMap* map, const void* base, int64_t slices, int64_t rows, int64_t ld) {
+      return encode_tensor_map_of_slices(map, type, base, slices, params_.max_rows, rows, call.n, ld,
+                                         GEMM_BLOCK_K, 64);
+    };
+    if (!fill(&params_.load.map_b, has_x(call) ? call.a : area, 1, own_rows_, params_.a_pitch / 2))
+      return false;
+    const int64_t whole = call.m / params_.max_rows;
+    const int64_t area_ld = std::max<int64_t>(round_up(call.n, 8), 8);
+    for (int i = 0; i <= MAP_OF_OUTPUT; ++i) {
+      const int64_t ld = i == MAP_OF_OUTPUT ? ld_of_output(call) : area_ld;
+      std::byte* const rows = i == 1 ? area + comm.bank_bytes : area;
+      if (!fill(&params_.map_gathered[i], rows, whole, params_.max_rows, ld) ||
+          !fill(&params_.map_last[i], last_rows(call, rows, ld), 1, call.m - whole * params_.max_rows, ld)) {
+        return false;
+      }
+    }
+    return true;
+  }
+  PeerOutput peer_output(const GemmCall& call) const override { return gathered_output(call); }
+
+  cudaError_t enqueue(const GemmCall& call, const LaunchDetails& details, cudaStream_t stream) override {
+    if (has_dy(call) && !move_tensor_map(&params_.load.map_a, call.b)) return cudaErrorInvalidValue;
+    if (has_x(call) && !move_tensor_map(&params_.load.map_b, call.a)) return cudaErrorInvalidValue;
+    if (details.output_offset != kNoOutput &&
+        (!move_tensor_map(&params_.map_gathered[MAP_OF_OUTPUT], call.a_gathered) ||
+         !move_tensor_map(&params_.map_last[MAP_OF_OUTPUT],
+                          last_rows(call, static_cast<std::byte*>(call.a_gathered), ld_of_output(call))))) {
+      return cudaErrorInvalidValue;
+    }
+    move_gather(call, &params_);
+    fill(details, &params_.comm);
+    return launch_kernel(kernel_, params_, num_ctas_, stream);
+  }
+
+ private:
+  // Of gathered rows that begin at `rows`: those of the source that has fewer than others, but some.
+  std::byte* last_rows(const GemmCall& call, std::byte* rows, int64_t ld) const {
+    const int64_t begin = call.m / params_.max_rows * params_.max_rows;
+    return begin < call.m ? rows + begin * ld * 2 : rows;
+  }
+  static bool has_dy(const GemmCall& call) { return call.m > 0 && call.k > 0; }
+  bool has_x(const GemmCall& call) const { return own_rows_ > 0 && call.n > 0; }
+
+  const RankGemmKernel<WgradParams>& kernel_;
+  const int num_ctas_;
+  const int64_t own_rows_;
+  WgradParams params_{};
+};
+
+template <class Launch>
+std::unique_ptr<RankGemmLaunch> make(const GemmCall& call, const RankGemmPlan& plan, const RankComm& comm) {
+  auto launch = std::make_unique<Launch>(call, plan, comm);
+  if (!launch->fill_maps(call, plan)) return nullptr;
+  return launch;
+}
+
+}  // namespace
+
+cudaError_t cuda_prepare() {
+  cudaError_t error = prepare_table(cuda_kernels_bf16());
+  if (error == cudaSuccess) error = prepare_table(cuda_kernels_fp16());
+  if (error == cudaSuccess) error = prepare_table(wgrad_kernels_bf16());
+  if (error == cudaSuccess) error = prepare_table(wgrad_kernels_fp16());
+  return error;
+}
+
+std::unique_ptr<RankGemmLaunch> make_cuda_launch(const GemmCall& call, const RankGemmPlan& plan,
+                                                 const RankComm& comm) {
+  return call.mode == MK_ALLGATHER_WGRAD ? make<WgradLaunch>(call, plan, comm)
+                                         : make<ForwardLaunch>(call, plan, comm);
+}
+
+}  // namespace mk::allgather_gemm

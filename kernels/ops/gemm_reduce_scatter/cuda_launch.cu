@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/ops/gemm_reduce_scatter/cuda_launch.h"
+
+#include <algorithm>
+
+#include "kernels/cuda/gemm_type.h"
+#include "kernels/cuda/rank_gemm_params.h"
+#include "kernels/ops/gemm_reduce_scatter/cuda_kernel.cuh"
+
+namespace mk::gemm_reduce_scatter {
+namespace {
+
+class CudaLaunch final : public RankGemmLaunch {
+ public:
+  CudaLaunch(const GemmCall& call, const RankGemmPlan& plan, const RankComm& comm)
+      : kernel_(find_kernel(call.dtype == MK_DTYPE_FP16 ? cuda_kernels_fp16() : cuda_kernels_bf16(),
+                            RANK_GEMM_TILES, plan.gemm, call.b_layout == MK_LAYOUT_NK)),
+        num_ctas_(plan.plan.compute_ctas),
+        max_rows_(plan.reduction == Reduction::one_shot ? call.m : ceil_div(call.m, comm.nranks)) {
+    params_.comm = comm;
+    params_.tiles = tiles_of(call, plan);
+    params_.output = epilogue_of(call);
+    params_.comm_type = gemm_type(call.comm_dtype);
+    params_.reduction = plan.reduction;
+    params_.tile_rows = std::max(1, plan.tile_rows);
+    params_.m = static_cast<int>(call.m);
+    params_.max_rows = static_cast<int>(std::max<int64_t>(1, max_rows_));
+    params_.tiles_per_owner = static_cast<int>(plan.tiles_per_owner);
+    params_.slot_bytes = plan.slot_bytes;
+    params_.first_gather_flag = static_cast<int>(comm.nranks * plan.tiles_per_owner);
+    params_.gather_begin = plan.gather_begin;
+    params_.gather_pitch = plan.gather_pitch;
+    params_.is_paced = plan.is_paced;
+  }
+
+  bool fill_maps(const GemmCall& call, const RankGemmPlan& plan) {
+    const RankComm& comm = params_.comm;
+    return fill_load(call, plan.gemm, call.m, max_rows_, kernel_.stage_bytes,
+                     comm.memory[comm.rank] + comm.arena, &params_.load);
+  }
+
+  // Two-shot, owners distribute rows of C, in pieces of 16 bytes. Every other output is written by its rank
+  // alone; so is one that is added to.
+  PeerOutput peer_output(const GemmCall& call) const override {
+    const int64_t bytes = element_bytes(call.out_dtype);
+    const bool is_whole = call.m > 0 && call.n > 0 && call.n * bytes % 16 == 0 && call.ldc * bytes % 16 == 0;
+    if (params_.reduction != Reduction::two_shot || call.accumulate || !is_whole) return {};
+    return {call.c, static_cast<size_t>(((call.m - 1) * call.ldc + call.n) * bytes), call.ldc};
+  }
+
+  cudaError_t enqueue(const GemmCall& call, const LaunchDetails& details, cudaStream_t stream) override {
+    if (!move_load(call, call.m, &params_.load)) return cudaErrorInvalidValue;
+    move_epilogue(call, &params_.output);
+    fill(details, &params_.comm);
+    return launch_kernel(kernel_, params_, num_ctas_, stream);
+  }
+
+ private:
+  const RankGemmKernel<CudaParams>& kernel_;
+  const int num_ctas_;
+  const int64_t max_rows_;  // of an owner
+  CudaParams params_{};
+};
+
+}  // namespace
+
+cudaError_t cuda_prepare() {
+  const cudaError_t error = prepare_table(cuda_kernels_bf16());
+  return error != cudaSuccess ? error : prepare_table(cuda_kernels_fp16());
+}
+
+std::unique_ptr<RankGemmLaunch> make_cuda_launch(const GemmCall& call, const RankGemmPlan& plan,
+                                                 const RankComm& comm) {
+  auto launch = std::make_unique<CudaLaunch>(call, plan, comm);
+  if (!launch->fill_maps(call, plan)) return nullptr;
+  return launch;
+}
+
+}  // namespace mk::gemm_reduce_scatter

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: MIT
+// Mode WGRAD on GPUs: a tile takes every gathered row exactly once, its own rank's first and the others' in
+// turn, and reads nothing of what lies behind a source's rows.
+#include "kernels/ops/allgather_gemm/wgrad_order.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "test/support/catch.h"
+
+namespace {
+
+using namespace mk;
+using namespace mk::allgather_gemm;
+
+struct Shape {
+  int64_t m;
+  int nranks;
+};
+
+std::vector<Shape> shapes() {
+  std::vector<Shape> shapes;
+  for (const int nranks : {2, 3, 4, 5, 8, 32}) {
+    for (const int64_t m : {0, 1, 2, 5, 8, 9, 63, 64, 65, 127, 128, 129, 512, 1000, 1024, 4095, 7000})
+      shapes.push_back({m, nranks});
+  }
+  return shapes;
+}
+
+// What TMA makes of a row of a slice: the gathered row that lies there, or -1 for a row of zeros.
+int64_t row_read(const Shape& shape, int rank, const WgradPlace& place, int row) {
+  const int64_t max_rows = std::max<int64_t>(1, ceil_div(shape.m, shape.nranks));
+  const int64_t whole = shape.m / max_rows;
+  switch (place.map) {
+    case WgradMap::own:
+      return row < rows_count(shape.m, shape.nranks, rank) ? rows_begin(shape.m, shape.nranks, rank) + row : -1;
+    case WgradMap::whole:
+      return place.slice < whole && row < max_rows ? place.slice * max_rows + row : -1;
+    case WgradMap::last:
+      return row < shape.m - whole * max_rows ? whole * max_rows + row : -1;
+  }
+  return -1;
+}
+
+}  // namespace
+
+TEST_CASE("every gathered row is multiplied once, with the row of dY that is its own") {
+  for (const Shape& shape : shapes()) {
+    INFO(shape.m << " rows, " << shape.nranks << " ranks");
+    const int max_rows = static_cast<int>(std::max<int64_t>(1, ceil_div(shape.m, shape.nranks)));
+    for (int rank = 0; rank < shape.nranks; ++rank) {
+      const WgradOrder order = WgradOrder::of(shape.m, rank, shape.nranks);
+      std::vector<int> times(static_cast<size_t>(shape.m));
+      for (int i = 0; i < order.num_steps(); ++i) {
+        const WgradStep step = order.at(i);
+        const auto rows = static_cast<int>(rows_count(shape.m, shape.nranks, step.source));
+        const WgradPlace place = wgrad_place(step.source, rank, rows, max_rows);
+        CHECK((place.map == WgradMap::own) == (step.source == rank && rows > 0));
+        for (int row = step.row; row < step.row + WgradOrder::STEP_ROWS; ++row) {
+          const int64_t x = row_read(shape, rank, place, row);
+          if (x < 0) continue;
+          ++times[static_cast<size_t>(x)];
+          // dY is one matrix of all rows.
+          CHECK(x == int64_t{step.source} * max_rows + row);
+        }
+      }
+      CHECK(std::all_of(times.begin(), times.end(), [](int count) { return count == 1; }));
+    }
+  }
+}
+
+TEST_CASE("own rows come first, then a step of each other rank in turn") {
+  const WgradOrder order = WgradOrder::of(4 * 150, 2, 4);
+  CHECK(order.source_steps == 3);
+  CHECK(order.num_steps() == 12);
+  const std::vector<std::pair<int, int>> expected = {{2, 0},  {2, 64}, {2, 128}, {3, 0},   {0, 0},   {1, 0},
+                                                     {3, 64}, {0, 64}, {1, 64},  {3, 128}, {0, 128}, {1, 128}};
+  for (int i = 0; i < order.num_steps(); ++i) {
+    INFO("step " << i);
+    CHECK(order.at(i).source == expected[static_cast<size_t>(i)].first);
+    CHECK(order.at(i).row == expected[static_cast<size_t>(i)].second);
+  }
+}
+
+TEST_CASE("every step of every source is there once") {
+  for (const Shape& shape : shapes()) {
+    for (int rank = 0; rank < shape.nranks; ++rank) {
+      const WgradOrder order = WgradOrder::of(shape.m, rank, shape.nranks);
+      std::vector<std::pair<int, int>> steps;
+      for (int i = 0; i < order.num_steps(); ++i) steps.emplace_back(order.at(i).source, order.at(i).row);
+      std::sort(steps.begin(), steps.end());
+      CHECK(std::unique(steps.begin(), steps.end()) == steps.end());
+      for (const auto& [source, row] : steps) {
+        CHECK((source >= 0 && source < shape.nranks));
+        CHECK((row >= 0 && row < order.source_steps * WgradOrder::STEP_ROWS));
+      }
+    }
+  }
+}
