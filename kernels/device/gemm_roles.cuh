@@ -15,7 +15,7 @@ constexpr int TURN_BARRIER = 4;
 
 // `next(&work)` walks the CTA's tiles, false after the last; the producer must walk the same.
 // `finish(work, block, accumulators)` takes the warpgroup's `block`-th 64 rows of a tile.
-template <class Config, class Next, class Finish>
+template <class Config, class Work = TileWork, class Next, class Finish>
 __device__ __forceinline__ void consumer_role(MainloopStorage<Config>& smem, const ClusterPosition& cluster,
                                               int warpgroup, TraceBuffer* trace, Next&& next, Finish&& finish) {
   StageCursor<Config::NUM_STAGES> stages;
@@ -23,11 +23,11 @@ __device__ __forceinline__ void consumer_role(MainloopStorage<Config>& smem, con
   const int first_block = Config::PING_PONG ? 0 : warpgroup;
   // Ping-pong: leaves `work`, which is the other warpgroup's, and its stages, and moves on to the tile after
   // it.
-  const auto skip_tile = [&](TileWork* work) {
+  const auto skip_tile = [&](Work* work) {
     stages.advance(work->k_end - work->k_begin);
     return next(work);
   };
-  TileWork work;
+  Work work;
   bool has_work = next(&work);
   if constexpr (Config::PING_PONG) {
     if (warpgroup == 1) {
@@ -39,7 +39,7 @@ __device__ __forceinline__ void consumer_role(MainloopStorage<Config>& smem, con
     if constexpr (Config::PING_PONG) ptx::barrier_sync(TURN_BARRIER + warpgroup, 256);
     const Tracer tracer(trace, TRACE_COMPUTE + warpgroup);
     tracer.begin(TraceKind::compute, trace_tile(work));
-    TileWork next_work;
+    Work next_work;
     bool has_next = false;
     multiply_tile<Config>(accumulators, smem, stages, work.k_end - work.k_begin, first_block, cluster, [&] {
       if constexpr (Config::PING_PONG) ptx::barrier_arrive(TURN_BARRIER + 1 - warpgroup, 256);

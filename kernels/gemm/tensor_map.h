@@ -22,4 +22,8 @@ bool tensor_map_is_prepared();
 bool encode_tensor_map(CUtensorMap* map, GemmType type, const void* base, int64_t rows, int64_t columns,
                        int64_t ld, int box_rows, int box_columns);
 
+// `count` such matrices, packed one after the other; a box lies in one of them.
+bool encode_tensor_map_of_matrices(CUtensorMap* map, GemmType type, const void* base, int64_t count,
+                                   int64_t rows, int64_t columns, int box_rows, int box_columns);
+
 }  // namespace mk
