@@ -59,6 +59,8 @@ CudaExecutor::~CudaExecutor() {
   wake();
   wait_idle(Deadline::after(std::chrono::seconds(10)));
   rank_.reset();
+  lone_rank_ = nullptr;
+  lone_rank_owner_.reset();
   trace_.reset();
   ended_traces_.clear();
   if (workspace_ != nullptr) cudaFree(workspace_);
@@ -74,7 +76,8 @@ size_t CudaExecutor::max_workspace_bytes() const { return PartialsLayout(num_sms
 
 size_t CudaExecutor::workspace_bytes() const {
   if (rank_) return rank_->workspace_bytes();
-  return workspace_ ? max_workspace_bytes() : 0;
+  const CudaRank* lone_rank = lone_rank_;
+  return (workspace_ ? max_workspace_bytes() : 0) + (lone_rank ? lone_rank->workspace_bytes() : 0);
 }
 
 Result<GemmCall> CudaExecutor::supported(const OperatorCall& call) const {
@@ -91,6 +94,7 @@ Result<GemmCall> CudaExecutor::supported(const OperatorCall& call) const {
 }
 
 Result<mk_plan_t> CudaExecutor::plan(const OperatorCall& any) const {
+  if (const auto* moe = std::get_if<MoeCall>(&any)) return plan_moe(*moe);
   const Result<GemmCall> call = supported(any);
   if (!call.ok()) return call.status();
   mk_plan_t plan = MK_PLAN_INIT;
@@ -120,6 +124,7 @@ const CudaRank::Arena* CudaExecutor::find_arena(const GemmCall& call, int64_t ba
 }
 
 bool CudaExecutor::prepared(const OperatorCall& any) const {
+  if (const auto* moe = std::get_if<MoeCall>(&any)) return prepared_for_moe(*moe);
   if (!rank_) return workspace_ != nullptr;
   const auto& call = std::get<GemmCall>(any);
   const Result<RankGemmPlan> chosen = rank_gemm_plan(call, context_.topology.rank, nranks(), rank_->num_sms());
@@ -129,6 +134,7 @@ bool CudaExecutor::prepared(const OperatorCall& any) const {
 Status CudaExecutor::prepare(const OperatorCall& any, Deadline deadline) {
   const CurrentDevice current(device_);
   MK_RETURN_IF_ERROR(current.status());
+  if (const auto* moe = std::get_if<MoeCall>(&any)) return prepare_moe(*moe, deadline);
   if (!rank_) return prepare_alone();
   const Result<GemmCall> call = supported(any);
   if (!call.ok()) return call.status();
@@ -200,14 +206,14 @@ Status CudaExecutor::enqueue(const OperatorCall& any, mk_stream_t stream) {
   const CurrentDevice current(device_);
   MK_RETURN_IF_ERROR(current.status());
   MK_RETURN_IF_ERROR(check_stream(stream));
-  const auto& call = std::get<GemmCall>(any);
+  const auto* moe = std::get_if<MoeCall>(&any);
   Status status;
   if (rank_) {
-    status = enqueue_with_peers(call, stream);
+    status = moe ? enqueue_moe(*moe, stream) : enqueue_with_peers(std::get<GemmCall>(any), stream);
   } else {
     const uint64_t epoch = ++epoch_;
     flight_.record(epoch, any, FlightRecorder::running);
-    status = enqueue_alone(call, stream);
+    status = moe ? enqueue_moe(*moe, stream) : enqueue_alone(std::get<GemmCall>(any), stream);
     if (!status.ok()) flight_.record(epoch, any, FlightRecorder::failed);
   }
   MK_RETURN_IF_ERROR(status);
@@ -258,7 +264,7 @@ Status CudaExecutor::synchronize(mk_stream_t stream) {
   const CurrentDevice current(device_);
   const cudaError_t error = cudaStreamSynchronize(stream);
   if (error == cudaSuccess) {
-    if (rank_) rank_->look();
+    if (CudaRank* rank = moe_rank()) rank->look();
     flight_.complete();
     return {};
   }
@@ -273,13 +279,14 @@ Status CudaExecutor::synchronize(mk_stream_t stream) {
 }
 
 void CudaExecutor::wake() {
-  if (rank_ && context_.abort.raised()) rank_->set_abort();
+  CudaRank* rank = moe_rank();
+  if (rank != nullptr && context_.abort.raised()) rank->set_abort();
 }
 
 bool CudaExecutor::wait_idle(Deadline deadline) {
   const CurrentDevice current(device_);
   while (last_launch_ != nullptr &&
-         (cudaEventQuery(last_launch_) == cudaErrorNotReady || (rank_ && !rank_->idle()))) {
+         (cudaEventQuery(last_launch_) == cudaErrorNotReady || (moe_rank() && !moe_rank()->idle()))) {
     if (deadline.passed()) return false;
     std::this_thread::sleep_for(std::chrono::microseconds(200));
   }

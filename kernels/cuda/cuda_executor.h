@@ -5,6 +5,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <deque>
 #include <vector>
 
@@ -54,12 +55,23 @@ class CudaExecutor : public Executor {
     GemmCall maxima;
     const CudaRank::Arena* arena;
   };
+  struct PreparedMoe {
+    MoeCall maxima;
+    const CudaRank::Arena* arena;
+  };
 
   int nranks() const { return context_.topology.nranks; }
   size_t max_workspace_bytes() const;
   int num_sms_of(const GemmCall& call) const;  // one rank
   Result<GemmCall> supported(const OperatorCall& call) const;
   const CudaRank::Arena* find_arena(const GemmCall& call, int64_t bank_bytes) const;
+  CudaRank* moe_rank() const;  // null: there is none yet
+  int moe_num_sms() const;
+  const CudaRank::Arena* find_arena(const MoeCall& call, int64_t bank_bytes) const;
+  Result<mk_plan_t> plan_moe(const MoeCall& call) const;
+  bool prepared_for_moe(const MoeCall& call) const;
+  Status prepare_moe(const MoeCall& call, Deadline deadline);
+  Status enqueue_moe(const MoeCall& call, cudaStream_t stream);
   Status check_stream(mk_stream_t stream) const;
   Status prepare_alone();
   Status enqueue_alone(const GemmCall& call, cudaStream_t stream);
@@ -80,6 +92,11 @@ class CudaExecutor : public Executor {
   bool kernels_loaded_ = false;
   std::deque<CudaRank::Arena> arenas_;  // stable addresses
   std::vector<Prepared> prepared_;
+  // Experts, with one rank, too.
+  std::unique_ptr<CudaRank> lone_rank_owner_;
+  std::atomic<CudaRank*> lone_rank_{nullptr};
+  bool moe_kernels_loaded_ = false;
+  std::vector<PreparedMoe> prepared_moe_;
 };
 
 }  // namespace mk

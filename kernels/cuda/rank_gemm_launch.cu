@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/cooperative_launch.h"
 #include "kernels/cuda/gemm_type.h"
 #include "kernels/gemm/tensor_map.h"
 #include "kernels/ops/allgather_gemm/cuda_kernel.cuh"
@@ -33,18 +34,7 @@ auto& find_kernel(const Table& table, const GemmPlan& plan, bool b_transposed) {
 template <class Params>
 cudaError_t launch(const RankGemmKernel<Params>& kernel, const Params& params, int num_ctas,
                    cudaStream_t stream) {
-  // Cooperative: either all CTAs become resident, or none holds an SM while it waits for a peer.
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeCooperative;
-  attribute.val.cooperative = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(num_ctas);
-  config.blockDim = dim3(kernel.num_threads);
-  config.dynamicSmemBytes = kernel.smem_bytes;
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, kernel.kernel, params);
+  return launch_cooperatively(kernel.kernel, params, num_ctas, kernel.num_threads, kernel.smem_bytes, stream);
 }
 
 template <class Table>

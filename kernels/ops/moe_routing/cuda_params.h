@@ -5,7 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/gemm/gemm_plan.h"
 #include "kernels/ops/moe_routing/record.h"
+#include "kernels/ops/moe_routing/schedule.h"
 
 namespace mk::moe {
 
@@ -13,6 +15,10 @@ namespace mk::moe {
 constexpr int CUDA_MAX_EXPERTS = 512;
 // CTAs that count a rank's rows, at most.
 constexpr int MAX_COUNTING_CTAS = 32;
+
+// The tiles that the kernels exist for: for many rows an expert, and for few.
+constexpr GemmTile CUDA_TILES[] = {{128, 256, false}, {64, 128, false}};
+constexpr int NUM_CUDA_TILES = sizeof(CUDA_TILES) / sizeof(CUDA_TILES[0]);
 
 struct CudaRouting {
   int rank;

@@ -10,10 +10,6 @@
 
 namespace mk::moe {
 
-// The tiles that the kernels exist for: for many rows an expert, and for few.
-constexpr GemmTile CUDA_TILES[] = {{128, 256, false}, {64, 128, false}};
-constexpr int NUM_CUDA_TILES = sizeof(CUDA_TILES) / sizeof(CUDA_TILES[0]);
-
 template <class Config>
 struct ProductStorage {
   MainloopStorage<Config> mainloop;
