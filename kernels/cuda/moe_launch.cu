@@ -7,6 +7,7 @@
 #include "kernels/cuda/gemm_type.h"
 #include "kernels/gemm/tensor_map.h"
 #include "kernels/ops/moe_dispatch_gemm/cuda_kernel.cuh"
+#include "kernels/ops/moe_gemm_combine/cuda_kernel.cuh"
 
 namespace mk {
 namespace {
@@ -97,18 +98,56 @@ cudaError_t launch_dispatch(const MoeCall& call, const MoePlan& plan, const Rank
   return launch_cooperatively(kernel.kernel, params, num_ctas, kernel.num_threads, kernel.smem_bytes, stream);
 }
 
+cudaError_t launch_combine(const MoeCall& call, const MoePlan& plan, const RankComm& comm,
+                           cudaStream_t stream) {
+  using namespace moe_gemm_combine;
+  const CudaTable& table = call.dtype == MK_DTYPE_FP16 ? cuda_kernels_fp16() : cuda_kernels_bf16();
+  const auto& kernel = table.entries[plan.tile][call.w_layout == MK_LAYOUT_NK];
+  const GemmTile& tile = moe::CUDA_TILES[plan.tile];
+  const int num_ctas = plan.plan.compute_ctas + plan.plan.copy_ctas;
+  const std::byte* area = comm.memory[comm.rank] + comm.arena;
+  CudaParams params{};
+  params.comm = comm;
+  params.routing = cuda_routing(call, comm.rank, comm.nranks);
+  params.routing.num_counting_ctas = num_counting_ctas(params.routing, kernel.num_threads, num_ctas);
+  params.layout = {plan.layout.counts_bytes, call.hidden * element_bytes(call.out_dtype)};
+  const void* rows = call.x != nullptr ? call.x : area;
+  const int64_t ld_rows = call.x != nullptr ? call.ldx : call.inter;
+  if (!encode_tensor_map(&params.map_rows, gemm_type(call.dtype), rows, 1, call.inter, ld_rows, tile.block_m,
+                         GEMM_BLOCK_K) ||
+      !encode_weights(&params.map_w, call, params.routing.num_experts(comm.rank), call.inter, call.hidden,
+                      tile.block_n, area)) {
+    return cudaErrorInvalidValue;
+  }
+  params.out_type = gemm_type(call.out_dtype);
+  params.hidden = static_cast<int>(call.hidden);
+  params.num_n_tiles = static_cast<int>(ceil_div(call.hidden, tile.block_n));
+  params.num_k_steps = static_cast<int>(ceil_div(call.inter, GEMM_BLOCK_K));
+  params.group_m = RASTER_ROWS / tile.block_m;
+  params.num_compute_ctas = plan.plan.compute_ctas;
+  params.first_flag = comm.nranks;
+  params.unit_rows = moe::unit_rows_for(params.layout.row_bytes);
+  params.weights = call.factors;
+  params.y = static_cast<std::byte*>(call.y);
+  params.y_pitch = std::max(call.ldy, call.hidden) * element_bytes(call.out_dtype);
+  return launch_cooperatively(kernel.kernel, params, num_ctas, kernel.num_threads, kernel.smem_bytes, stream);
+}
+
 }  // namespace
 
 cudaError_t moe_prepare() {
   cudaError_t error = tensor_map_prepare();
   if (error == cudaSuccess) error = prepare_table(moe_dispatch_gemm::cuda_kernels_bf16());
   if (error == cudaSuccess) error = prepare_table(moe_dispatch_gemm::cuda_kernels_fp16());
+  if (error == cudaSuccess) error = prepare_table(moe_gemm_combine::cuda_kernels_bf16());
+  if (error == cudaSuccess) error = prepare_table(moe_gemm_combine::cuda_kernels_fp16());
   return error;
 }
 
 cudaError_t moe_launch(const MoeCall& call, const MoePlan& plan, const RankComm& comm, cudaStream_t stream) {
   if (!tensor_map_is_prepared()) return cudaErrorNotReady;
-  return launch_dispatch(call, plan, comm, stream);
+  return call.op == MK_OPERATOR_MOE_DISPATCH_GEMM ? launch_dispatch(call, plan, comm, stream)
+                                                  : launch_combine(call, plan, comm, stream);
 }
 
 }  // namespace mk
