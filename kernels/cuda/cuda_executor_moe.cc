@@ -17,7 +17,8 @@ int CudaExecutor::moe_num_sms() const { return rank_ ? rank_->num_sms() : num_sm
 const CudaRank::Arena* CudaExecutor::find_arena(const MoeCall& call, int64_t bank_bytes) const {
   const CudaRank::Arena* found = nullptr;
   for (const PreparedMoe& candidate : prepared_moe_) {
-    if (static_cast<int64_t>(candidate.arena->bank_bytes) < bank_bytes || !covers(candidate.maxima, call)) continue;
+    if (static_cast<int64_t>(candidate.arena->bank_bytes) < bank_bytes || !covers(candidate.maxima, call))
+      continue;
     if (found == nullptr || found->bank_bytes < candidate.arena->bank_bytes) found = candidate.arena;
   }
   return found;

@@ -41,8 +41,7 @@ bool encode_weights(CUtensorMap* map, const MoeCall& call, int num_experts, int6
 // Two groups of 32 items for each warp that counts, or more where there are many.
 int num_counting_ctas(const moe::CudaRouting& routing, int num_threads, int num_ctas) {
   const int64_t wanted = ceil_div(routing.num_items(), 2 * num_threads);
-  return static_cast<int>(
-      std::clamp<int64_t>(wanted, 1, std::min(num_ctas, moe::MAX_COUNTING_CTAS)));
+  return static_cast<int>(std::clamp<int64_t>(wanted, 1, std::min(num_ctas, moe::MAX_COUNTING_CTAS)));
 }
 
 cudaError_t launch_dispatch(const MoeCall& call, const MoePlan& plan, const RankComm& comm,

@@ -58,8 +58,8 @@ moe_dispatch_gemm::CudaLayout layout_of(const MoeCall& call, int nranks, int64_t
 Status plan_areas(const MoeCall& call, int nranks, MoePlan& to) {
   const RowBounds rows = bounds_of(call, nranks);
   const int experts_per_rank = routing_of(call, nranks).experts_per_rank();
-  const double home_bytes =
-      static_cast<double>(rows.received + rows.sent) * static_cast<double>(call.hidden) * element_bytes(call.out_dtype);
+  const double home_bytes = static_cast<double>(rows.received + rows.sent) * static_cast<double>(call.hidden) *
+                            element_bytes(call.out_dtype);
   const double dispatch_bytes =
       static_cast<double>(rows.received) * (static_cast<double>(call.hidden) * 2 + 16 + 4.0 * nranks);
   MK_RETURN_IF_ERROR(check_area(call, std::max(home_bytes, dispatch_bytes)));
@@ -76,8 +76,8 @@ Status plan_areas(const MoeCall& call, int nranks, MoePlan& to) {
   to.area_bytes = to.layout.counts_bytes;
   if (call.is_maxima || call.op == MK_OPERATOR_MOE_DISPATCH_GEMM) to.area_bytes = to.layout.bytes();
   if (call.is_maxima) {
-    const int64_t home = to.layout.counts_bytes +
-                         (rows.received + rows.sent) * call.hidden * element_bytes(call.out_dtype);
+    const int64_t home =
+        to.layout.counts_bytes + (rows.received + rows.sent) * call.hidden * element_bytes(call.out_dtype);
     to.area_bytes = std::max(to.area_bytes, home);
   }
   return {};
@@ -105,8 +105,8 @@ Status choose_tile(const MoeCall& call, int nranks, MoePlan& to) {
                                              operator_name(call.op), call.tuning.tile_m, call.tuning.tile_n));
 }
 
-// CTAs that do nothing but push: as many as bring rows as fast as the others compute them, and no more than fill
-// the links and the share of rows that stay at home.
+// CTAs that do nothing but push: as many as bring rows as fast as the others compute them, and no more than
+// fill the links and the share of rows that stay at home.
 int choose_push_ctas(const MoeCall& call, int num_sms) {
   constexpr double MIN_PUSH_CTAS = 4;
   constexpr double MAX_PUSH_CTAS = 14;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// How a mixture-of-experts operator runs on the GPUs of one node. Pure; what the ranks must agree on follows from
-// globally equal fields alone.
+// How a mixture-of-experts operator runs on the GPUs of one node. Pure; what the ranks must agree on follows
+// from globally equal fields alone.
 #pragma once
 
 #include "kernels/operator_call.h"

@@ -24,11 +24,16 @@ struct DeviceError {
   uint64_t index;
   uint64_t seen;
   uint64_t expected;
-  EntryRecord own;    // mismatch: what this rank called
-  EntryRecord entry;  // and the peer
+  EntryRecord own;                     // mismatch: what this rank called
+  EntryRecord entry;                   // and the peer
   alignas(16) std::byte details[128];  // data: what the operator says of it
 };
-enum DeviceErrorKind : uint32_t { DEVICE_TIMEOUT = 1, DEVICE_MISMATCH = 2, DEVICE_OVERLAP = 3, DEVICE_DATA = 4 };
+enum DeviceErrorKind : uint32_t {
+  DEVICE_TIMEOUT = 1,
+  DEVICE_MISMATCH = 2,
+  DEVICE_OVERLAP = 3,
+  DEVICE_DATA = 4
+};
 
 // A launch in the flight record, as the kernel writes it, so that graph replays are in it. Times are the GPU's.
 struct DeviceFlight {

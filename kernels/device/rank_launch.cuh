@@ -97,8 +97,8 @@ class RankLaunch {
   // Its two parts.
   __device__ void enter() const;
   __device__ void wait_entries() const;
-  // By a warp that has not called wait_entries(): waits until this launch's other warp has. False: the launch is
-  // to end.
+  // By a warp that has not called wait_entries(): waits until this launch's other warp has. False: the launch
+  // is to end.
   __device__ bool wait_all_entered() const;
 
   // By every CTA, all threads: at its start (thread 0 counts the CTA in) and at its end.

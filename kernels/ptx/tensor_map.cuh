@@ -23,8 +23,8 @@ __device__ __forceinline__ void tensormap_replace_global_dim_1(CUtensorMap* smem
 __device__ __forceinline__ void tensormap_cp_fenceproxy_release_gpu(CUtensorMap* gmem_map,
                                                                     const CUtensorMap* smem_map) {
   asm volatile(
-      "tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned [%0], [%1], 128;" ::"l"(
-          gmem_map),
+      "tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned [%0], [%1], "
+      "128;" ::"l"(gmem_map),
       "r"(smem_address(smem_map))
       : "memory");
 }

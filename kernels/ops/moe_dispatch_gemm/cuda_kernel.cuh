@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// MoE dispatch + GEMM as one persistent kernel: all CTAs route, then some push rows, and the others compute each
-// expert's tiles as the rows arrive.
+// MoE dispatch + GEMM as one persistent kernel: all CTAs route, then some push rows, and the others compute
+// each expert's tiles as the rows arrive.
 #pragma once
 
 #include "kernels/device/copy_rows.cuh"
@@ -95,14 +95,13 @@ __device__ __forceinline__ void finish_rows(const RankLaunch& launch, const Cuda
   const int lane = threadIdx.x % 32;
   const int row = work.row + block * 64 + warp % 4 * 16;
   if (row >= work.row_end) return;
-  const auto* origins =
-      reinterpret_cast<const int4*>(launch.area(params.comm.rank, params.layout.origin(row)));
+  const auto* origins = reinterpret_cast<const int4*>(launch.area(params.comm.rank, params.layout.origin(row)));
   // From the L2: other SMs, and peers, have written it.
   const int4 words = __ldcg(origins + min(lane % 16, work.row_end - row - 1));
   const RowOrigin& origin = reinterpret_cast<const RowOrigin&>(words);
   if (work.n_tile == 0 && params.routing.writes_record && lane < 16 && row + lane < work.row_end) {
-    auto* rows = moe::RecordView{params.routing.record}.at<mk_moe_row_t>(
-        params.routing.record_layout().rows_offset());
+    auto* rows =
+        moe::RecordView{params.routing.record}.at<mk_moe_row_t>(params.routing.record_layout().rows_offset());
     rows[row + lane] = {origin.rank, origin.token, origin.k};
   }
   const float first_factor = __shfl_sync(~0u, origin.factor, lane / 4);

@@ -22,15 +22,15 @@ struct CudaParams {
   int num_k_steps;
   int group_m;
   int num_compute_ctas;
-  int first_flag;        // of row blocks
+  int first_flag;         // of row blocks
   int blocks_per_source;  // flags of a source
   int unit_rows;
   // A push warp's buffer takes piece_rows whole rows, or piece_bytes of one.
   int piece_rows;
   int piece_bytes;
   const std::byte* x;
-  int64_t x_pitch;  // bytes
-  const float* row_scale;  // or null
+  int64_t x_pitch;             // bytes
+  const float* row_scale;      // or null
   std::byte* dispatched_rows;  // or null
   int64_t dispatched_pitch;
 };

@@ -9,59 +9,16 @@
 
 namespace mk::moe_dispatch_gemm {
 
-// Rows of one expert that a warp pushes, and how far it has come.
-struct PushUnit {
-  int rank;           // the expert's
-  uint32_t row;       // there, the next one's
-  uint32_t position;  // in this rank's order
-  uint32_t num_rows;  // that are left
-  uint64_t note;
-};
-
 struct PushPiece {
   int rank;
   uint32_t row;
   int num_rows;
   int column;  // in bytes
   int num_bytes;
-  uint32_t item;   // a lane's
+  uint32_t item;  // a lane's
   uint64_t note;
   bool ends_unit;
 };
-
-// A unit that has arrived: rank, units of its block, block.
-__device__ __forceinline__ uint64_t note_of(int rank, uint32_t block, uint32_t num_units) {
-  return static_cast<uint64_t>(rank) << 48 | static_cast<uint64_t>(num_units) << 32 | block;
-}
-
-// By one thread: whose units there are.
-__device__ __forceinline__ void fill_turns(const CudaParams& params, const Tables& tables, moe::Turns& turns) {
-  const moe::CudaRouting& routing = params.routing;
-  turns.clear();
-  for (int step = 0; step < routing.nranks; ++step) {
-    const int rank = (routing.rank + step) % routing.nranks;
-    const uint32_t units = tables.units[routing.first_expert(rank + 1)] - tables.units[routing.first_expert(rank)];
-    turns.add(rank, units);
-  }
-}
-
-__device__ __forceinline__ PushUnit unit_of(const CudaParams& params, const Tables& tables, int rank,
-                                            uint32_t index) {
-  const moe::CudaRouting& routing = params.routing;
-  const uint32_t unit_rows = params.unit_rows;
-  const int first = routing.first_expert(rank);
-  const int expert = first + moe::find_interval(tables.units + first, routing.num_experts(rank), index);
-  const RowSegment segment = tables.segment(expert);
-  const uint32_t unit = index - (tables.units[expert] - tables.units[first]);
-  const uint32_t begin = segment.unit_begin(unit, unit_rows);
-  const uint32_t block = begin / moe::BLOCK_ROWS;
-  return {rank,
-          tables.rows[expert] - tables.rows[first] + begin,
-          tables.own_rows[expert] + begin - segment.begin,
-          segment.unit_end(unit, unit_rows) - begin,
-          note_of(rank, tables.blocks[expert] - tables.blocks[first] + block,
-                  segment.in_block(block).num_units(unit_rows))};
-}
 
 // A push warp. done(note), of the whole warp, is told of each unit that has arrived.
 template <class Storage, class Done>
@@ -71,8 +28,7 @@ __device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaPa
   const int lane = threadIdx.x % 32;
   const int row_bytes = static_cast<int>(params.layout.row_bytes);
   const uint32_t last_item = static_cast<uint32_t>(params.routing.num_items() - 1);
-  const auto* order =
-      reinterpret_cast<const uint32_t*>(launch.area(params.comm.rank, params.layout.order()));
+  const auto* order = reinterpret_cast<const uint32_t*>(launch.area(params.comm.rank, params.layout.order()));
   BulkPush<Storage> push(storage, warp);
   const Tracer tracer(params.comm.trace, trace_track());
   const auto take_ticket = [&] {
@@ -90,7 +46,7 @@ __device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaPa
           uint32_t index = 0;
           if (!turns.at(__shfl_sync(~0u, ticket, 0), &rank, &index)) return false;
           ticket = take_ticket();
-          unit = unit_of(params, tables, rank, index);
+          unit = unit_of(params.routing, params.unit_rows, tables, rank, index);
         }
         piece->rank = unit.rank;
         piece->row = unit.row;
@@ -127,7 +83,8 @@ __device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaPa
         ptx::cp_async_bulk_commit_group();
         if (piece.column == 0 && lane < piece.num_rows) {
           const uint32_t topk = params.routing.topk;
-          const RowOrigin origin{static_cast<int32_t>(piece.item / topk), static_cast<int16_t>(params.comm.rank),
+          const RowOrigin origin{static_cast<int32_t>(piece.item / topk),
+                                 static_cast<int16_t>(params.comm.rank),
                                  static_cast<int16_t>(piece.item % topk),
                                  params.row_scale != nullptr ? params.row_scale[piece.item] : 1.0f, 0};
           *reinterpret_cast<int4*>(launch.area(piece.rank, params.layout.origin(piece.row + lane))) =
@@ -154,7 +111,7 @@ __device__ __forceinline__ void run_push_cta(const RankLaunch& launch, const Cud
   auto& storage = smem.push();
   constexpr int NUM_WARPS = PushCtaStorage<Config::NUM_THREADS>::NUM_WARPS;
   if (threadIdx.x == 0) {
-    fill_turns(params, smem.tables, smem.turns);
+    fill_turns(params.routing, smem.tables, smem.turns);
     moe::wait_routed(params.comm);
   }
   push_cta_init(storage);

@@ -1,57 +1,29 @@
 // SPDX-License-Identifier: MIT
-// MoE dispatch + GEMM: where rows belong, worked out on the device from the counts of all ranks; and the routing
-// record.
+// MoE dispatch + GEMM: where rows belong, worked out on the device from the counts of all ranks; and the
+// routing record.
 #pragma once
 
 #include "kernels/ops/moe_dispatch_gemm/cuda_params.h"
+#include "kernels/ops/moe_dispatch_gemm/push_units.h"
 #include "kernels/ops/moe_routing/cuda_routing.cuh"
-#include "kernels/ops/moe_routing/row_segments.h"
 
 namespace mk::moe_dispatch_gemm {
-
-using moe::RowSegment;
-
-// In shared memory, the same in every CTA of a rank: by expert, sums over the experts before it (of all ranks,
-// modulo 2^32), and at [experts] over all.
-struct Tables {
-  uint32_t rows[moe::CUDA_MAX_EXPERTS + 1];      // that the expert gets
-  uint32_t blocks[moe::CUDA_MAX_EXPERTS + 1];    // of these rows
-  uint32_t own_rows[moe::CUDA_MAX_EXPERTS + 1];  // of this rank's tokens
-  uint32_t units[moe::CUDA_MAX_EXPERTS + 1];     // in which they travel
-  uint32_t lower_rows[moe::CUDA_MAX_EXPERTS];    // no sum: the expert's rows from ranks below this one
-
-  // This rank's rows among those of an expert.
-  __device__ RowSegment segment(int expert) const {
-    return {lower_rows[expert], own_rows[expert + 1] - own_rows[expert]};
-  }
-};
 
 // By all threads of a CTA.
 template <int NUM_THREADS>
 __device__ void fill_tables(const RankLaunch& launch, const CudaParams& params, Tables& tables) {
   const moe::CudaRouting& routing = params.routing;
   const moe::Counts counts(routing, launch.area(routing.rank, 0));
-  for (int expert = threadIdx.x; expert < routing.experts; expert += NUM_THREADS) {
-    uint32_t rows = 0, lower = 0;
-    for (int source = 0; source < routing.nranks; ++source) {
-      if (source == routing.rank) lower = rows;
-      rows += counts.expert_rows(source, expert);
-    }
-    const RowSegment own{lower, counts.expert_rows(routing.rank, expert)};
-    tables.rows[expert] = rows;
-    tables.blocks[expert] = moe::num_row_blocks(rows);
-    tables.own_rows[expert] = own.count;
-    tables.units[expert] = own.num_units(params.unit_rows);
-    tables.lower_rows[expert] = lower;
-  }
+  for (int expert = threadIdx.x; expert < routing.experts; expert += NUM_THREADS)
+    count_expert(routing, counts, params.unit_rows, expert, tables);
   __syncthreads();
   uint32_t* const sums[] = {tables.rows, tables.blocks, tables.own_rows, tables.units};
   for (int i = threadIdx.x / 32; i < 4; i += NUM_THREADS / 32) moe::exclusive_scan(sums[i], routing.experts);
   __syncthreads();
 }
 
-// A counting CTA, all threads: what each (token, k) is among this rank's rows for its expert, into the record and
-// into the order in which rows are pushed. The warps go through the items that they have counted.
+// A counting CTA, all threads: what each (token, k) is among this rank's rows for its expert, into the record
+// and into the order in which rows are pushed. The warps go through the items that they have counted.
 template <int NUM_THREADS>
 __device__ void place_items(const RankLaunch& launch, const CudaParams& params, const Tables& tables,
                             moe::CountingStorage<NUM_THREADS>& smem, bool goes_on) {
@@ -59,7 +31,8 @@ __device__ void place_items(const RankLaunch& launch, const CudaParams& params, 
   const moe::WarpItems<NUM_THREADS> items(routing);
   if (!goes_on) {
     if (!routing.writes_record) return;
-    for (int64_t item = items.begin + threadIdx.x % 32; item < items.end; item += 32) routing.items[item] = {-1, 0};
+    for (int64_t item = items.begin + threadIdx.x % 32; item < items.end; item += 32)
+      routing.items[item] = {-1, 0};
     return;
   }
   for (int expert = threadIdx.x; expert < routing.experts; expert += NUM_THREADS) {

@@ -17,14 +17,17 @@ const CudaTable& cuda_kernels_fp16();
 template <class Config>
 struct Storage : moe::ExpertStorage<Config, Tables> {
   alignas(128) CUtensorMap map_rows;
-  EpilogueParams output;  // in memory, for the consumers' registers are few
+  EpilogueParams output;                            // in memory, for the consumers' registers are few
   uint32_t num_stored[Config::NUM_CONSUMER_WARPS];  // tiles of each consumer warp
 };
 
 __device__ __forceinline__ GroupedTiles tiles_of(const CudaParams& params, const Tables& tables, int block_m) {
-  return {tables.rows,           params.routing.num_experts(params.routing.rank),
-          block_m,               params.num_n_tiles,
-          params.num_k_steps,    params.group_m,
+  return {tables.rows,
+          params.routing.num_experts(params.routing.rank),
+          block_m,
+          params.num_n_tiles,
+          params.num_k_steps,
+          params.group_m,
           params.num_compute_ctas};
 }
 
@@ -34,7 +37,8 @@ __device__ __forceinline__ CUtensorMap* own_map(const CudaParams& params) {
 }
 
 // By one warp: a map that ends with the last row, since what lies behind it may not be read.
-__device__ __forceinline__ void make_map(const CudaParams& params, const Tables& tables, CUtensorMap& smem_map) {
+__device__ __forceinline__ void make_map(const CudaParams& params, const Tables& tables,
+                                         CUtensorMap& smem_map) {
   const int lane = threadIdx.x % 32;
   static_assert(sizeof(CUtensorMap) == 32 * 4);
   reinterpret_cast<uint32_t*>(&smem_map)[lane] = reinterpret_cast<const uint32_t*>(&params.map_rows)[lane];
@@ -67,8 +71,8 @@ __device__ __forceinline__ void produce(moe::ProductStorage<Config>& smem, const
 __device__ __forceinline__ EpilogueParams output_of(const RankLaunch& launch, const CudaParams& params,
                                                     const Tables& tables) {
   EpilogueParams output{};
-  output.c = launch.area(params.comm.rank,
-                         params.layout.product_row(tables.home_rows[params.routing.experts], 0));
+  output.c =
+      launch.area(params.comm.rank, params.layout.product_row(tables.home_rows[params.routing.experts], 0));
   output.ldc = params.hidden;
   output.n = params.hidden;
   output.out_type = params.out_type;
@@ -159,10 +163,9 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   Storage<Config>& smem = *reinterpret_cast<Storage<Config>*>(smem_bytes);
   const RankLaunch launch(params.comm);
   launch.begin_cta();
-  moe::route(launch, params.comm, params.routing, smem.counting(), smem.decision,
-             [&](int64_t received, int64_t sent) {
-               return static_cast<size_t>(params.layout.bytes(received, sent));
-             });
+  moe::route(
+      launch, params.comm, params.routing, smem.counting(), smem.decision,
+      [&](int64_t received, int64_t sent) { return static_cast<size_t>(params.layout.bytes(received, sent)); });
   if (smem.decision.has_counts && smem.decision.verdict.kind == moe::Verdict::go)
     fill_tables<Config::NUM_THREADS>(launch, params, smem.tables);
   if (moe::finish_routing(launch, params.comm, params.routing, smem.decision)) {

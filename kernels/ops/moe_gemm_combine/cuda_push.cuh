@@ -1,23 +1,12 @@
 // SPDX-License-Identifier: MIT
-// MoE GEMM + combine: the CTAs that do nothing but push computed rows home, block by block as they are complete,
-// in the order in which they are computed and to each home in turn.
+// MoE GEMM + combine: the CTAs that do nothing but push computed rows home, block by block as they are
+// complete, in the order in which they are computed and to each home in turn.
 #pragma once
 
 #include "kernels/device/bulk_push.cuh"
 #include "kernels/ops/moe_gemm_combine/cuda_routes.cuh"
 
 namespace mk::moe_gemm_combine {
-
-// Rows of one expert for one home, and how far a warp has come with them.
-struct PushUnit {
-  int home;
-  uint32_t num_bytes;  // 0: nothing
-  uint32_t first_block;  // of this rank's, that it waits for
-  uint32_t num_blocks;
-  int64_t from;
-  int64_t to;
-  uint64_t note;
-};
 
 struct PushPiece {
   int home;
@@ -27,41 +16,6 @@ struct PushPiece {
   uint64_t note;
   bool ends_unit;
 };
-
-// A unit that has arrived: the home, units of its block, the block there; and where they are counted.
-__device__ __forceinline__ uint64_t note_of(int home, uint32_t num_units, uint32_t block, uint32_t count) {
-  return static_cast<uint64_t>(home) << 56 | static_cast<uint64_t>(num_units) << 48 |
-         static_cast<uint64_t>(block) << 24 | count;
-}
-
-// The `index`-th turn's.
-__device__ __forceinline__ PushUnit unit_of(const CudaParams& params, const Tables& tables,
-                                            const moe::Counts& counts, uint32_t index) {
-  const moe::CudaRouting& routing = params.routing;
-  const uint32_t unit_rows = params.unit_rows;
-  const int local = moe::find_interval(tables.units, routing.num_experts(routing.rank), index);
-  const uint32_t turn = index - tables.units[local];
-  const uint32_t round = turn / routing.nranks;
-  const int step = static_cast<int>(turn - round * routing.nranks);
-  const int home = (routing.rank + 1 + step) % routing.nranks;
-  const HomeRows rows = home_rows(counts, routing.first_expert(routing.rank) + local, home);
-  if (round >= rows.segment.num_units(unit_rows)) return {};
-  const uint32_t begin = rows.segment.unit_begin(round, unit_rows);
-  const uint32_t end = rows.segment.unit_end(round, unit_rows);
-  const uint32_t block = begin / moe::BLOCK_ROWS;
-  const uint32_t row = rows.begin + begin;  // of the expert's
-  const int at = local * routing.nranks + home;
-  // Blocks of neighbouring segments are counted apart: a segment's first number is beyond the last one's last.
-  const uint32_t count = (tables.rows[local] + rows.begin) / moe::BLOCK_ROWS + block + at;
-  const uint32_t first_block = row / moe::BLOCK_ROWS;
-  return {home,
-          (end - begin) * static_cast<uint32_t>(params.layout.row_bytes),
-          tables.blocks[local] + first_block,
-          (rows.begin + end - 1) / moe::BLOCK_ROWS - first_block + 1,
-          params.layout.product_row(tables.home_rows[routing.experts], int64_t{tables.rows[local]} + row),
-          params.layout.home_row(int64_t{tables.peer_rows[at]} + begin),
-          note_of(home, rows.segment.in_block(block).num_units(unit_rows), tables.peer_blocks[at] + block, count)};
-}
 
 // By a whole warp: waits until this rank has computed a unit's rows. False: the launch is to end.
 __device__ __forceinline__ bool wait_products(const RankLaunch& launch, const CudaParams& params,
@@ -73,7 +27,8 @@ __device__ __forceinline__ bool wait_products(const RankLaunch& launch, const Cu
                                 DeviceObject::row_block, params.comm.rank, unit.first_block + lane);
   }
   is_there = __all_sync(~0u, is_there);
-  // The bulk copy engine is another proxy than the stores of the products, and than the loads that saw the flag.
+  // The bulk copy engine is another proxy than the stores of the products, and than the loads that saw the
+  // flag.
   ptx::fence_proxy_async_global();
   __syncwarp();
   return is_there;
@@ -102,7 +57,7 @@ __device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaPa
           const uint32_t index = __shfl_sync(~0u, ticket, 0);
           if (index >= num_turns) return false;
           ticket = take_ticket();
-          unit = unit_of(params, tables, counts, index);
+          unit = unit_of(routing, params.layout, params.unit_rows, tables, counts, index);
           if (unit.num_bytes > 0 && !wait_products(launch, params, unit)) return false;
         }
         piece->home = unit.home;

@@ -3,29 +3,15 @@
 #pragma once
 
 #include "kernels/ops/moe_gemm_combine/cuda_params.h"
+#include "kernels/ops/moe_gemm_combine/push_units.h"
 #include "kernels/ops/moe_routing/cuda_routing.cuh"
 
 namespace mk::moe_gemm_combine {
 
-using moe::RowSegment;
-
-// In shared memory, the same in every CTA of a rank. Sums are over what comes before.
-struct Tables {
-  // By local expert, the last at [local experts].
-  uint32_t rows[moe::CUDA_MAX_EXPERTS + 1];    // that the expert computes
-  uint32_t blocks[moe::CUDA_MAX_EXPERTS + 1];  // of these rows
-  uint32_t units[moe::CUDA_MAX_EXPERTS + 1];   // turns in which they are pushed
-  // By expert: rows of this rank's tokens that come home from it.
-  uint32_t home_rows[moe::CUDA_MAX_EXPERTS + 1];
-  uint32_t home_blocks[moe::CUDA_MAX_EXPERTS + 1];
-  // By local expert and home: where that home has its rows of the expert, and their blocks.
-  uint32_t peer_rows[moe::CUDA_MAX_EXPERTS + MAX_LOCAL_RANKS];
-  uint32_t peer_blocks[moe::CUDA_MAX_EXPERTS + MAX_LOCAL_RANKS];
-};
-
-// One warp: the rows and blocks that `home` gets from each expert, summed, for this rank's experts and, at home,
-// for all.
-__device__ inline void scan_home(const CudaParams& params, const moe::Counts& counts, Tables& tables, int home) {
+// One warp: the rows and blocks that `home` gets from each expert, summed, for this rank's experts and, at
+// home, for all.
+__device__ inline void scan_home(const CudaParams& params, const moe::Counts& counts, Tables& tables,
+                                 int home) {
   const moe::CudaRouting& routing = params.routing;
   const int lane = threadIdx.x % 32;
   const int first = routing.first_expert(routing.rank);
@@ -69,36 +55,16 @@ template <int NUM_THREADS>
 __device__ void fill_tables(const RankLaunch& launch, const CudaParams& params, Tables& tables) {
   const moe::CudaRouting& routing = params.routing;
   const moe::Counts counts(routing, launch.area(routing.rank, 0));
-  const int first = routing.first_expert(routing.rank);
   const int num_experts = routing.num_experts(routing.rank);
-  for (int local = threadIdx.x; local < num_experts; local += NUM_THREADS) {
-    uint32_t rows = 0, most_units = 0;
-    for (int home = 0; home < routing.nranks; ++home) {
-      const uint32_t count = counts.expert_rows(home, first + local);
-      most_units = max(most_units, RowSegment{0, count}.num_units(params.unit_rows));
-      rows += count;
-    }
-    tables.rows[local] = rows;
-    tables.blocks[local] = moe::num_row_blocks(rows);
-    tables.units[local] = most_units * routing.nranks;
-  }
+  for (int local = threadIdx.x; local < num_experts; local += NUM_THREADS)
+    count_expert(routing, counts, params.unit_rows, local, tables);
   __syncthreads();
   const int warp = threadIdx.x / 32;
   uint32_t* const sums[] = {tables.rows, tables.blocks, tables.units};
   for (int i = warp; i < 3; i += NUM_THREADS / 32) moe::exclusive_scan(sums[i], num_experts);
-  for (int home = warp; home < routing.nranks; home += NUM_THREADS / 32) scan_home(params, counts, tables, home);
+  for (int home = warp; home < routing.nranks; home += NUM_THREADS / 32)
+    scan_home(params, counts, tables, home);
   __syncthreads();
-}
-
-// A home's rows among those of a local expert: a list of the home's, behind `begin` rows of homes before it.
-struct HomeRows {
-  uint32_t begin;
-  RowSegment segment;
-};
-__device__ __forceinline__ HomeRows home_rows(const moe::Counts& counts, int expert, int home) {
-  uint32_t begin = 0;
-  for (int before = 0; before < home; ++before) begin += counts.expert_rows(before, expert);
-  return {begin, {0, counts.expert_rows(home, expert)}};
 }
 
 }  // namespace mk::moe_gemm_combine

@@ -98,7 +98,8 @@ __device__ __forceinline__ void sum_rows(const CudaParams& params, const std::by
       for (int j = 0; j < GROUP; ++j) {
         const uint32_t row = __shfl_sync(~0u, rows.row, (begin + j) & 31);
         if (begin + j < rows.count && chunk < num_chunks)
-          values[j] = __ldcg(reinterpret_cast<const uint4*>(home + int64_t{row} * params.layout.row_bytes) + chunk);
+          values[j] =
+              __ldcg(reinterpret_cast<const uint4*>(home + int64_t{row} * params.layout.row_bytes) + chunk);
       }
 #pragma unroll
       for (int j = 0; j < GROUP; ++j) {

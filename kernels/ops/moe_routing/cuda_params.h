@@ -47,9 +47,37 @@ struct CudaRouting {
     const int first = of_rank * experts_per_rank;
     return first < experts ? first : experts;
   }
-  MK_HOST_DEVICE int num_experts(int of_rank) const { return first_expert(of_rank + 1) - first_expert(of_rank); }
+  MK_HOST_DEVICE int num_experts(int of_rank) const {
+    return first_expert(of_rank + 1) - first_expert(of_rank);
+  }
   MK_HOST_DEVICE int64_t num_items() const { return tokens * topk; }
   MK_HOST_DEVICE RecordLayout record_layout() const { return {num_experts(rank), topk, tokens}; }
+};
+
+// What peers have sent: a block of counts a rank.
+class Counts {
+ public:
+  MK_HOST_DEVICE Counts(const CudaRouting& routing, const std::byte* blocks)
+      : routing_(routing), blocks_(blocks) {}
+
+  MK_HOST_DEVICE const CountsHead& head(int source) const {
+    return *reinterpret_cast<const CountsHead*>(blocks_ + source * routing_.block_bytes);
+  }
+  MK_HOST_DEVICE uint32_t number(int source, int place) const {
+    return reinterpret_cast<const uint32_t*>(blocks_ + source * routing_.block_bytes +
+                                             sizeof(CountsHead))[place];
+  }
+  MK_HOST_DEVICE uint32_t expert_rows(int source, int expert) const { return number(source, expert); }
+  MK_HOST_DEVICE uint32_t rank_rows(int source, int rank) const {
+    return number(source, routing_.rank_rows_at + rank);
+  }
+  MK_HOST_DEVICE uint32_t received(int rank, int local_expert) const {
+    return number(rank, routing_.received_at + local_expert);
+  }
+
+ private:
+  const CudaRouting& routing_;
+  const std::byte* blocks_;
 };
 
 }  // namespace mk::moe

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The product of expert rows, each expert's with its weights, as both mixture-of-experts kernels have it, and the
-// memory that their roles share.
+// The product of expert rows, each expert's with its weights, as both mixture-of-experts kernels have it, and
+// the memory that their roles share.
 #pragma once
 
 #include "kernels/device/grouped_tiles.h"
@@ -22,8 +22,8 @@ template <class Config, class Tables>
 struct ExpertStorage {
   static constexpr size_t max_of(size_t a, size_t b) { return a > b ? a : b; }
   static constexpr size_t ROLE_BYTES =
-      max_of(sizeof(ProductStorage<Config>), max_of(sizeof(PushCtaStorage<Config::NUM_THREADS>),
-                                                    sizeof(CountingStorage<Config::NUM_THREADS>)));
+      max_of(sizeof(ProductStorage<Config>),
+             max_of(sizeof(PushCtaStorage<Config::NUM_THREADS>), sizeof(CountingStorage<Config::NUM_THREADS>)));
   alignas(1024) uint8_t role[ROLE_BYTES];
   Tables tables;
   RoutingDecision decision;

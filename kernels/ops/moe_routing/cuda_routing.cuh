@@ -10,30 +10,6 @@
 
 namespace mk::moe {
 
-// What peers have sent: a block of counts a rank.
-class Counts {
- public:
-  __device__ Counts(const CudaRouting& routing, const std::byte* blocks) : routing_(routing), blocks_(blocks) {}
-
-  __device__ const CountsHead& head(int source) const {
-    return *reinterpret_cast<const CountsHead*>(blocks_ + source * routing_.block_bytes);
-  }
-  __device__ uint32_t number(int source, int place) const {
-    return reinterpret_cast<const uint32_t*>(blocks_ + source * routing_.block_bytes + sizeof(CountsHead))[place];
-  }
-  __device__ uint32_t expert_rows(int source, int expert) const { return number(source, expert); }
-  __device__ uint32_t rank_rows(int source, int rank) const {
-    return number(source, routing_.rank_rows_at + rank);
-  }
-  __device__ uint32_t received(int rank, int local_expert) const {
-    return number(rank, routing_.received_at + local_expert);
-  }
-
- private:
-  const CudaRouting& routing_;
-  const std::byte* blocks_;
-};
-
 // Shared memory of the first phase.
 template <int NUM_THREADS>
 struct CountingStorage {
@@ -73,8 +49,8 @@ __device__ __forceinline__ int checked_expert(const CudaRouting& routing, Launch
 }
 
 // A warp numbers the items [begin, end) among those of their experts, beyond what `taken` counts already:
-// visit(item, expert, number). A token's experts differ, so items of an expert follow each other as their tokens
-// do.
+// visit(item, expert, number). A token's experts differ, so items of an expert follow each other as their
+// tokens do.
 template <class Visit>
 __device__ __forceinline__ void number_items(const CudaRouting& routing, LaunchState& state, uint32_t* taken,
                                              int64_t begin, int64_t end, Visit&& visit) {
@@ -180,9 +156,8 @@ __device__ void count_rows(const RankLaunch& launch, const RankComm& comm, const
                            CountingStorage<NUM_THREADS>& smem) {
   constexpr int NUM_WARPS = NUM_THREADS / 32;
   const bool is_usable =
-      !routing.reads_record ||
-      record_usable(routing.record, routing.record_bytes, routing.record_layout(), routing.nranks, routing.rank,
-                    routing.experts);
+      !routing.reads_record || record_usable(routing.record, routing.record_bytes, routing.record_layout(),
+                                             routing.nranks, routing.rank, routing.experts);
   for (int i = threadIdx.x; i < NUM_WARPS * CUDA_MAX_EXPERTS; i += NUM_THREADS) (&smem.taken[0][0])[i] = 0;
   __syncthreads();
   if (is_usable) {
@@ -269,7 +244,8 @@ __device__ Verdict decide(const CudaRouting& routing, const Counts& counts, size
   } else if (large != 0) {
     verdict.kind = Verdict::workspace;
     verdict.rank = __ffs(large) - 1;
-    verdict.needed = static_cast<int64_t>(__shfl_sync(~0u, static_cast<unsigned long long>(bytes), verdict.rank));
+    verdict.needed =
+        static_cast<int64_t>(__shfl_sync(~0u, static_cast<unsigned long long>(bytes), verdict.rank));
     verdict.available = static_cast<int64_t>(bank_bytes);
   }
   return verdict;
@@ -294,8 +270,8 @@ __device__ void route(const RankLaunch& launch, const RankComm& comm, const Cuda
 
 // The end of the first phase, by every CTA, all threads: true when the roles are to begin. `smem`'s memory is
 // theirs then.
-__device__ inline bool finish_routing(const RankLaunch& launch, const RankComm& comm, const CudaRouting& routing,
-                                      const RoutingDecision& decision) {
+__device__ inline bool finish_routing(const RankLaunch& launch, const RankComm& comm,
+                                      const CudaRouting& routing, const RoutingDecision& decision) {
   // What generic accesses have left there, TMA may overwrite.
   ptx::fence_proxy_async_shared_cta();
   __syncthreads();
@@ -340,20 +316,6 @@ __device__ inline void exclusive_scan(uint32_t* values, int count) {
   }
   if (lane == 0) values[count] = carry;
   __syncwarp();
-}
-
-// The last of `count` prefix sums that is at most `value` beyond the first.
-__device__ __forceinline__ int find_interval(const uint32_t* begins, int count, uint32_t value) {
-  int low = 0, high = count - 1;
-  while (low < high) {
-    const int middle = (low + high + 1) / 2;
-    if (begins[middle] - begins[0] <= value) {
-      low = middle;
-    } else {
-      high = middle - 1;
-    }
-  }
-  return low;
 }
 
 }  // namespace mk::moe

@@ -84,4 +84,18 @@ MK_HOST_DEVICE constexpr int unit_rows_for(int64_t row_bytes) {
   return rows;
 }
 
+// The last of `count` prefix sums that is at most `value` beyond the first.
+MK_HOST_DEVICE int find_interval(const uint32_t* begins, int count, uint32_t value) {
+  int low = 0, high = count - 1;
+  while (low < high) {
+    const int middle = (low + high + 1) / 2;
+    if (begins[middle] - begins[0] <= value) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  return low;
+}
+
 }  // namespace mk::moe
