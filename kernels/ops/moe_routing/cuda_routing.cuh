@@ -181,10 +181,14 @@ __device__ void count_rows(const RankLaunch& launch, const RankComm& comm, const
   if (smem.is_last) send_counts(launch, comm, routing, smem, is_usable);
 }
 
+// The CTA whose warp 0 meets the other ranks: the last, which counts nothing where there are few tokens, and
+// whose word to the host holds up nobody.
+__device__ __forceinline__ bool greets() { return blockIdx.x == gridDim.x - 1; }
+
 // By warp 0 of every CTA: false when the launch is to end without the counts. Entries first: counts of a rank
 // that launched something else are none.
 __device__ inline bool await_counts(const RankLaunch& launch, const CudaRouting& routing) {
-  if (blockIdx.x == 0) launch.wait_entries();
+  if (greets()) launch.wait_entries();
   bool is_open = launch.wait_all_entered();
   for (int source = threadIdx.x % 32; is_open && source < routing.nranks; source += 32) {
     is_open = launch.wait_flag(source, DeviceRole::receive, DeviceObject::counts, source, source);
@@ -255,7 +259,7 @@ __device__ Verdict decide(const CudaRouting& routing, const Counts& counts, size
 template <int NUM_THREADS, class BytesOf>
 __device__ void route(const RankLaunch& launch, const RankComm& comm, const CudaRouting& routing,
                       CountingStorage<NUM_THREADS>& smem, RoutingDecision& decision, BytesOf&& bytes_of) {
-  if (blockIdx.x == 0 && threadIdx.x < 32) launch.enter();
+  if (greets() && threadIdx.x < 32) launch.enter();
   if (static_cast<int>(blockIdx.x) < routing.num_counting_ctas) count_rows(launch, comm, routing, smem);
   if (threadIdx.x < 32) {
     const bool has_counts = await_counts(launch, routing);
