@@ -118,8 +118,10 @@ cudaError_t launch_combine(const MoeCall& call, const MoePlan& plan, const RankC
                       tile.block_n, area)) {
     return cudaErrorInvalidValue;
   }
-  params.out_type = gemm_type(call.out_dtype);
-  params.hidden = static_cast<int>(call.hidden);
+  params.products.ldc = call.hidden;
+  params.products.n = static_cast<int>(call.hidden);
+  params.products.out_type = params.products.bias_type = gemm_type(call.out_dtype);
+  params.products.rows_aligned = true;
   params.num_n_tiles = static_cast<int>(ceil_div(call.hidden, tile.block_n));
   params.num_k_steps = static_cast<int>(ceil_div(call.inter, GEMM_BLOCK_K));
   params.group_m = RASTER_ROWS / tile.block_m;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // MoE GEMM + combine as one persistent kernel: all CTAs learn who has how many rows, then some compute each
-// expert's tiles, others push finished rows home, and in the end all sum this rank's tokens.
+// expert's tiles, and in the end sum this rank's tokens, while others push finished rows home.
 #pragma once
 
 #include "kernels/ops/moe_gemm_combine/cuda_push.cuh"
@@ -17,7 +17,7 @@ const CudaTable& cuda_kernels_fp16();
 template <class Config>
 struct Storage : moe::ExpertStorage<Config, Tables> {
   alignas(128) CUtensorMap map_rows;
-  EpilogueParams output;                            // in memory, for the consumers' registers are few
+  std::byte* products;  // where finished rows go; in memory, for the consumers' registers are few
   uint32_t num_stored[Config::NUM_CONSUMER_WARPS];  // tiles of each consumer warp
 };
 
@@ -67,34 +67,29 @@ __device__ __forceinline__ void produce(moe::ProductStorage<Config>& smem, const
   }
 }
 
-// Where finished rows go: among this rank's products.
-__device__ __forceinline__ EpilogueParams output_of(const RankLaunch& launch, const CudaParams& params,
-                                                    const Tables& tables) {
-  EpilogueParams output{};
-  output.c =
-      launch.area(params.comm.rank, params.layout.product_row(tables.home_rows[params.routing.experts], 0));
-  output.ldc = params.hidden;
-  output.n = params.hidden;
-  output.out_type = params.out_type;
-  output.rows_aligned = true;
-  return output;
+// A warp has stored, or does not have, its rows of a tile.
+template <class Config>
+__device__ __forceinline__ void count_stored(Storage<Config>& storage, const GroupedTile& work) {
+  if (threadIdx.x % 32 != 0) return;
+  __threadfence_block();
+  *static_cast<volatile uint32_t*>(&storage.num_stored[threadIdx.x / 32]) = work.ordinal + 1;
 }
 
 // A warp's 16 rows of a product, rounded once, to where the push CTAs take them.
 template <class Config>
-__device__ __forceinline__ void finish_rows(Storage<Config>& storage, const GroupedTile& work, int block,
+__device__ __forceinline__ void finish_rows(const CudaParams& params, Storage<Config>& storage,
+                                            const GroupedTile& work, int block,
                                             float (&accumulators)[Config::BLOCK_N / 2]) {
   const int warp = threadIdx.x / 32;
   const int row = work.row + block * 64 + warp % 4 * 16;
-  store_tile_rows(accumulators, storage.output, storage.product().epilogue[warp], row, work.row_end,
+  EpilogueParams output = params.products;
+  output.c = storage.products;
+  store_tile_rows(accumulators, output, storage.product().epilogue[warp], row, work.row_end,
                   work.n_tile * Config::BLOCK_N);
   // They are read by the bulk copy engine, another proxy than the one written through.
   ptx::fence_proxy_async_global();
   __syncwarp();
-  if (threadIdx.x % 32 == 0) {
-    __threadfence_block();
-    *static_cast<volatile uint32_t*>(&storage.num_stored[warp]) = work.ordinal + 1;
-  }
+  count_stored(storage, work);
 }
 
 // The warp that tells the push CTAs of blocks that are complete; the consumers have no time for the fence that
@@ -135,7 +130,10 @@ __device__ __forceinline__ void run_product_cta(const RankLaunch& launch, const 
   moe::ProductStorage<Config>& smem = storage.product();
   const Tables& tables = storage.tables;
   if (threadIdx.x < 32) make_map(params, tables, storage.map_rows);
-  if (threadIdx.x == 0) storage.output = output_of(launch, params, tables);
+  if (threadIdx.x == 0) {
+    const uint32_t num_home_rows = tables.home_rows[params.routing.experts];
+    storage.products = launch.area(params.comm.rank, params.layout.product_row(num_home_rows, 0));
+  }
   if (threadIdx.x < Config::NUM_CONSUMER_WARPS) storage.num_stored[threadIdx.x] = 0;
   product_init(smem);
   run_roles<Config>(
@@ -150,7 +148,12 @@ __device__ __forceinline__ void run_product_cta(const RankLaunch& launch, const 
             smem.mainloop, ClusterPosition{0, 1}, warpgroup, params.comm.trace,
             [&](GroupedTile* work) { return cursor.next(work); },
             [&](const GroupedTile& work, int block, float(&accumulators)[Config::BLOCK_N / 2]) {
-              finish_rows<Config>(storage, work, block, accumulators);
+              finish_rows<Config>(params, storage, work, block, accumulators);
+            },
+            [&](const GroupedTile& work, int block) {
+              if (moe::has_rows(work, block)) return false;
+              count_stored(storage, work);
+              return true;
             });
         sum_tokens<8>(launch, params, tables);
       });
@@ -172,7 +175,6 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
     if (static_cast<int>(blockIdx.x) >= params.num_compute_ctas) {
       push_cta_init(smem.push());
       push_products(launch, params, smem.tables, smem.push());
-      sum_tokens<2>(launch, params, smem.tables);  // more would spill registers
     } else {
       run_product_cta<Config>(launch, params, smem);
     }

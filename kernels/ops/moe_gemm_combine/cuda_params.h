@@ -16,9 +16,8 @@ struct CudaParams {
   moe::CudaRouting routing;
   CUtensorMap map_rows;  // the caller's; how many there are only the device knows
   CUtensorMap map_w;
-  GemmType out_type;
+  EpilogueParams products;  // but for the pointer
   CudaLayout layout;
-  int hidden;
   int num_n_tiles;
   int num_k_steps;
   int group_m;

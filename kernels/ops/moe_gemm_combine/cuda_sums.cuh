@@ -131,9 +131,9 @@ __device__ __forceinline__ void sum_tokens(const RankLaunch& launch, const CudaP
     const Tracer tracer(params.comm.trace, trace_track());
     const uint64_t start = tracer.now();
     std::byte* to = params.y + token * params.y_pitch;
-    if (params.out_type == GemmType::bf16) {
+    if (params.products.out_type == GemmType::bf16) {
       sum_rows<__nv_bfloat16, GROUP>(params, home, rows, to);
-    } else if (params.out_type == GemmType::fp16) {
+    } else if (params.products.out_type == GemmType::fp16) {
       sum_rows<__half, GROUP>(params, home, rows, to);
     } else {
       sum_rows<float, GROUP>(params, home, rows, to);
