@@ -7,96 +7,21 @@
 
 #include "element.h"
 #include "errors.h"
+#include "moe_routing.h"
 #include "operators.h"
 #include "reference.h"
 
 namespace perf {
 namespace {
 
-const ShapeKeys kKeys = {{"tokens"}, {"hidden"}, {"inter"}, {"experts", 1, 65536}, {"topk", 1, 16}};
+const ShapeKeys kKeys = {{"tokens"},      {"hidden"},       {"inter"}, {"experts", 1, 65536},
+                         {"topk", 1, 16}, {"zipf", 0, 1, 0}};
 
 constexpr uint64_t kSeedRows = 0xc3;
 constexpr uint64_t kSeedWeights = 0xd4;
-constexpr uint64_t kSeedRouting = 0xe5;
 constexpr uint64_t kSeedFactors = 0xf6;
 // About a quarter of a second of reference a set and pattern.
 constexpr int64_t kMaxReferenceProducts = int64_t{1} << 22;
-
-struct Slice {
-  int64_t begin;
-  int64_t end;
-};
-
-// Rank r owns [r * ceil(count / W), ...), of tokens and of experts.
-Slice slice_of(int64_t count, int rank, int nranks) {
-  const int64_t part = (count + nranks - 1) / nranks;
-  return {std::min(count, rank * part), std::min(count, (rank + 1) * part)};
-}
-
-// A row of an expert: the k-th choice of a token of the whole batch.
-struct ExpertRow {
-  int64_t token;
-  int k;
-  int expert;
-};
-
-// Where every token of the batch goes; the same on every rank.
-class Routing {
- public:
-  Routing(const Shape& shape, int nranks) : topk_(static_cast<int>(shape["topk"])) {
-    const auto experts = static_cast<uint64_t>(shape["experts"]);
-    for (int64_t token = 0; token < shape["tokens"]; ++token) {
-      const auto first = static_cast<std::ptrdiff_t>(experts_.size());
-      for (int k = 0; k < topk_; ++k) {
-        uint64_t expert =
-            index_hash(kSeedRouting, static_cast<uint64_t>(token), static_cast<uint64_t>(k)) % experts;
-        while (std::find(experts_.begin() + first, experts_.end(), static_cast<int32_t>(expert)) !=
-               experts_.end())
-          expert = (expert + 1) % experts;
-        experts_.push_back(static_cast<int32_t>(expert));
-      }
-    }
-    std::vector<int64_t> rows(static_cast<size_t>(nranks));
-    const int64_t per_rank = (shape["experts"] + nranks - 1) / nranks;
-    for (const int32_t expert : experts_) ++rows[static_cast<size_t>(expert / per_rank)];
-    capacity_ = *std::max_element(rows.begin(), rows.end());
-    std::vector<int64_t> next(static_cast<size_t>(shape["experts"]) + 1);
-    for (const int32_t expert : experts_) ++next[static_cast<size_t>(expert) + 1];
-    for (size_t expert = 1; expert < next.size(); ++expert) next[expert] += next[expert - 1];
-    first_rows_ = next;
-    for (const int32_t expert : experts_) row_numbers_.push_back(next[static_cast<size_t>(expert)]++);
-  }
-
-  // Rows of all experts are numbered expert by expert, and in the order of tokens.
-  int64_t row_number(int64_t token, int k) const {
-    return row_numbers_[static_cast<size_t>(token * topk_ + k)];
-  }
-  int64_t first_row(int64_t expert) const { return first_rows_[static_cast<size_t>(expert)]; }
-
-  int expert(int64_t token, int k) const { return experts_[static_cast<size_t>(token * topk_ + k)]; }
-  const int32_t* of_token(int64_t token) const { return experts_.data() + token * topk_; }
-  int64_t capacity() const { return capacity_; }
-  // In the order in which a rank gets them: expert, then token (which is: source rank, then token).
-  std::vector<ExpertRow> rows_of(Slice experts) const {
-    std::vector<std::vector<ExpertRow>> by_expert(static_cast<size_t>(experts.end - experts.begin));
-    for (size_t at = 0; at < experts_.size(); ++at) {
-      const int32_t expert = experts_[at];
-      if (expert < experts.begin || expert >= experts.end) continue;
-      by_expert[static_cast<size_t>(expert - experts.begin)].push_back(
-          {static_cast<int64_t>(at) / topk_, static_cast<int>(at % static_cast<size_t>(topk_)), expert});
-    }
-    std::vector<ExpertRow> rows;
-    for (const auto& more : by_expert) rows.insert(rows.end(), more.begin(), more.end());
-    return rows;
-  }
-
- private:
-  int topk_;
-  std::vector<int32_t> experts_;
-  std::vector<int64_t> first_rows_;
-  std::vector<int64_t> row_numbers_;
-  int64_t capacity_ = 0;
-};
 
 struct Buffers {
   DeviceBuffer rows;     // dispatch: this rank's tokens; combine: its experts' rows
@@ -406,7 +331,7 @@ class MoeProblem : public Problem {
   bool combines_;
   Context context_;
   Shape shape_;
-  Routing routing_;
+  ExpertRouting routing_;
   Slice tokens_;
   Slice experts_;
   std::vector<ExpertRow> rows_;  // of this rank's experts
