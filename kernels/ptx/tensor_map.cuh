@@ -13,10 +13,10 @@ namespace mk::ptx {
 
 // PTX ISA: tensormap.replace, `.global_dim`: the number of rows of a two-dimensional map in shared memory.
 __device__ __forceinline__ void tensormap_replace_global_dim_1(CUtensorMap* smem_map, uint32_t value) {
-  asm volatile("tensormap.replace.tile.global_dim.shared::cta.b1024.b32 [%0], 1, %1;" ::"l"(
-                   static_cast<uint64_t>(smem_address(smem_map))),
-               "r"(value)
-               : "memory");
+  asm volatile(
+      "tensormap.replace.tile.global_dim.shared::cta.b1024.b32 [%0], 1, %1;" ::"r"(smem_address(smem_map)),
+      "r"(value)
+      : "memory");
 }
 
 // PTX ISA: tensormap.cp_fenceproxy: to global memory, 128-byte aligned both; by a whole warp.
