@@ -571,7 +571,8 @@ MK_API mk_status_t mk_gemm_allreduce(mk_comm_t comm, const mk_gemm_allreduce_arg
  * a routing record, from which the combine knows the way home. Both have the four functions that "GEMM operators"
  * describes, and these particulars:
  *
- * Built for the host executor; on CUDA every function but mk_moe_routing_bytes answers MK_ERROR_UNSUPPORTED.
+ * On CUDA at most 512 experts over all ranks, hidden and inter up to 262 144; beyond that MK_ERROR_UNSUPPORTED. Pointers,
+ *   the routing record's among them, are to device memory there.
  *
  * Prepare. Whatever one of the two operators prepares covers calls of both, with `inter` of any size: preparing one of
  *   them is enough. A call is covered by maxima with at least its hidden, experts, topk and (dispatch) capacity_rows,
@@ -636,7 +637,7 @@ typedef enum mk_index_type { MK_INDEX_INT32 = 0, MK_INDEX_INT64 = 1 } mk_index_t
 
 /* Tokens go to the ranks of their experts and through W: for each local expert e, Y rows = X rows * W_e (* row_scale),
  * y and dispatched_rows in the order of the record's rows; rows beyond num_rows are not written. A token travels
- * once to each rank that needs it, and enters each other node once.
+ * once to each rank that needs it, and enters each other node once (on CUDA, so far, once for each of its experts).
  * Globally equal: hidden, inter, experts, topk, dtype, capacity_rows, tuning. Rank-local: the rest. */
 typedef struct mk_moe_dispatch_gemm_args {
   size_t struct_size;

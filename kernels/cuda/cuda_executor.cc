@@ -80,6 +80,8 @@ CudaExecutor::~CudaExecutor() {
   wake();
   wait_idle(Deadline::after(std::chrono::seconds(10)));
   rank_.reset();
+  lone_rank_ = nullptr;
+  lone_rank_owner_.reset();
   trace_.reset();
   ended_traces_.clear();
   if (workspace_ != nullptr) cudaFree(workspace_);
@@ -95,7 +97,8 @@ size_t CudaExecutor::max_workspace_bytes() const { return PartialsLayout(num_sms
 
 size_t CudaExecutor::workspace_bytes() const {
   if (rank_) return rank_->workspace_bytes();
-  return workspace_ ? max_workspace_bytes() : 0;
+  const CudaRank* lone_rank = lone_rank_;
+  return (workspace_ ? max_workspace_bytes() : 0) + (lone_rank ? lone_rank->workspace_bytes() : 0);
 }
 
 Result<const GemmCall*> CudaExecutor::supported(const OperatorCall& call) const {
@@ -123,6 +126,7 @@ Result<CudaExecutor::Planned*> CudaExecutor::planned(const GemmCall& call) const
 }
 
 Result<mk_plan_t> CudaExecutor::plan(const OperatorCall& any) const {
+  if (const auto* moe = std::get_if<MoeCall>(&any)) return plan_moe(*moe);
   const Result<const GemmCall*> call = supported(any);
   if (!call.ok()) return call.status();
   const Result<Planned*> planned = this->planned(*call.value());
@@ -159,6 +163,7 @@ bool CudaExecutor::prepared(const OperatorCall& any) const {
 Status CudaExecutor::prepare(const OperatorCall& any, Deadline deadline) {
   const CurrentDevice current(device_);
   MK_RETURN_IF_ERROR(current.status());
+  if (const auto* moe = std::get_if<MoeCall>(&any)) return prepare_moe(*moe, deadline);
   if (!rank_) return prepare_alone();
   const Result<const GemmCall*> call = supported(any);
   if (!call.ok()) return call.status();
@@ -232,8 +237,10 @@ Status CudaExecutor::enqueue(const OperatorCall& any, mk_stream_t stream) {
   MK_RETURN_IF_ERROR(current.status());
   bool is_captured = false;
   MK_RETURN_IF_ERROR(check_stream(stream, &is_captured));
-  MK_RETURN_IF_ERROR(rank_ ? enqueue_with_peers(std::get<GemmCall>(any), stream, is_captured)
-                           : enqueue_alone(any, stream, is_captured));
+  const auto* moe = std::get_if<MoeCall>(&any);
+  MK_RETURN_IF_ERROR(!rank_ ? enqueue_alone(any, stream, is_captured)
+                     : moe  ? enqueue_moe(*moe, stream, is_captured)
+                            : enqueue_with_peers(std::get<GemmCall>(any), stream, is_captured));
   if (is_captured && trace_) trace_->keep();
   return {};
 }
@@ -272,7 +279,10 @@ LaunchDetails CudaExecutor::details_of(const PeerOutput& output, bool is_capture
 Status CudaExecutor::enqueue_alone(const OperatorCall& any, cudaStream_t stream, bool is_captured) {
   const uint64_t epoch = ++epoch_;
   flight_.record(epoch, any, FlightRecorder::running);
-  if (Status status = launch_alone(std::get<GemmCall>(any), epoch, stream); !status.ok()) {
+  const auto* moe = std::get_if<MoeCall>(&any);
+  Status status =
+      moe ? enqueue_moe(*moe, stream, is_captured) : launch_alone(std::get<GemmCall>(any), epoch, stream);
+  if (!status.ok()) {
     flight_.record(epoch, any, FlightRecorder::failed);
     return status;
   }
@@ -304,7 +314,7 @@ Status CudaExecutor::synchronize(mk_stream_t stream) {
   const CurrentDevice current(device_);
   const cudaError_t error = cudaStreamSynchronize(stream);
   if (error == cudaSuccess) {
-    if (rank_) rank_->look();
+    if (CudaRank* rank = moe_rank()) rank->look();
     flight_.complete();
     return {};
   }
@@ -319,13 +329,14 @@ Status CudaExecutor::synchronize(mk_stream_t stream) {
 }
 
 void CudaExecutor::wake() {
-  if (rank_ && context_.abort.raised()) rank_->set_abort();
+  CudaRank* rank = moe_rank();
+  if (rank != nullptr && context_.abort.raised()) rank->set_abort();
 }
 
 cudaError_t CudaExecutor::query_launches() const {
   if (last_launch_ == nullptr) return cudaSuccess;
   const cudaError_t state = cudaEventQuery(last_launch_);
-  return state == cudaSuccess && rank_ && !rank_->idle() ? cudaErrorNotReady : state;
+  return state == cudaSuccess && moe_rank() && !moe_rank()->idle() ? cudaErrorNotReady : state;
 }
 
 bool CudaExecutor::wait_idle(Deadline deadline) {

@@ -5,6 +5,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <deque>
 #include <memory>
 #include <vector>
@@ -57,6 +58,10 @@ class CudaExecutor : public Executor {
     GemmCall maxima;
     const CudaRank::Arena* arena;
   };
+  struct PreparedMoe {
+    MoeCall maxima;
+    const CudaRank::Arena* arena;
+  };
 
   // What follows from a call, whatever its addresses.
   struct Planned {
@@ -73,6 +78,13 @@ class CudaExecutor : public Executor {
   Result<Planned*> planned(const GemmCall& call) const;
   const CudaRank::Arena* find_arena(const GemmCall& call, int64_t bank_bytes) const;
   Status check_stream(mk_stream_t stream, bool* is_captured) const;
+  CudaRank* moe_rank() const;  // null: there is none yet
+  int moe_num_sms() const;
+  const CudaRank::Arena* find_arena(const MoeCall& call, int64_t bank_bytes) const;
+  Result<mk_plan_t> plan_moe(const MoeCall& call) const;
+  bool prepared_for_moe(const MoeCall& call) const;
+  Status prepare_moe(const MoeCall& call, Deadline deadline);
+  Status enqueue_moe(const MoeCall& call, cudaStream_t stream, bool is_captured);
   Status prepare_alone();
   Status enqueue_alone(const OperatorCall& call, cudaStream_t stream, bool is_captured);
   Status enqueue_with_peers(const GemmCall& call, cudaStream_t stream, bool is_captured);
@@ -97,6 +109,11 @@ class CudaExecutor : public Executor {
   bool kernels_loaded_ = false;
   std::deque<CudaRank::Arena> arenas_;  // stable addresses
   std::vector<Prepared> prepared_;
+  // Experts, with one rank, too.
+  std::unique_ptr<CudaRank> lone_rank_owner_;
+  std::atomic<CudaRank*> lone_rank_{nullptr};
+  bool moe_kernels_loaded_ = false;
+  std::vector<PreparedMoe> prepared_moe_;
 };
 
 }  // namespace mk

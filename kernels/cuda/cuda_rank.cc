@@ -9,6 +9,7 @@
 #include <system_error>
 
 #include "kernels/cuda/cuda_error.h"
+#include "kernels/ops/moe_routing/data_error.h"
 #include "kernels/wait_report.h"
 
 namespace mk {
@@ -17,8 +18,8 @@ namespace {
 // How soon an error that a kernel has written is seen without anyone asking.
 constexpr std::chrono::milliseconds kWatchInterval{10};
 
-constexpr const char* kRoles[] = {"copy", "entry", "compute", "reduce", "gather"};
-constexpr const char* kObjects[] = {"chunk", "partial", "reduced tile", "entry"};
+constexpr const char* kRoles[] = {"copy", "entry", "compute", "reduce", "gather", "receive"};
+constexpr const char* kObjects[] = {"chunk", "partial", "reduced tile", "entry", "counts", "row block"};
 static_assert(std::size(kRoles) == static_cast<size_t>(DeviceRole::NUM));
 static_assert(std::size(kObjects) == static_cast<size_t>(DeviceObject::NUM));
 
@@ -171,6 +172,15 @@ void CudaRank::report(const DeviceError& error) {
                     format("rank %d: launch %llu of this communicator began while another was running; order "
                            "the streams on which you call it",
                            rank, static_cast<unsigned long long>(error.epoch)));
+    return;
+  }
+  if (error.kind == DEVICE_DATA) {
+    moe::DataError details;
+    static_assert(sizeof details <= sizeof error.details);
+    std::memcpy(&details, error.details, sizeof details);
+    report.status = MK_ERROR_DATA;
+    report.waiter_rank = -1;
+    context_.report(report, format("mk_%s: %s", operator_name(op), describe(details, error.epoch).c_str()));
     return;
   }
   report.status = MK_ERROR_MISMATCH;

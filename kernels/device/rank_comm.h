@@ -11,8 +11,8 @@
 namespace mk {
 
 // The roles and the things waited for, numbered for the report; cuda_rank.cc has their names.
-enum class DeviceRole : uint32_t { copy = 0, entry, compute, reduce, gather, NUM };
-enum class DeviceObject : uint32_t { chunk = 0, partial, reduced_tile, entry, NUM };
+enum class DeviceRole : uint32_t { copy = 0, entry, compute, reduce, gather, receive, NUM };
+enum class DeviceObject : uint32_t { chunk = 0, partial, reduced_tile, entry, counts, row_block, NUM };
 
 // The first thing that went wrong in a launch.
 struct DeviceError {
@@ -25,10 +25,16 @@ struct DeviceError {
   uint64_t index;
   uint64_t seen;
   uint64_t expected;
-  EntryRecord own;    // mismatch: what this rank called
-  EntryRecord entry;  // and the peer
+  EntryRecord own;                     // mismatch: what this rank called
+  EntryRecord entry;                   // and the peer
+  alignas(16) std::byte details[128];  // data: what the operator says of it
 };
-enum DeviceErrorKind : uint32_t { DEVICE_TIMEOUT = 1, DEVICE_MISMATCH = 2, DEVICE_OVERLAP = 3 };
+enum DeviceErrorKind : uint32_t {
+  DEVICE_TIMEOUT = 1,
+  DEVICE_MISMATCH = 2,
+  DEVICE_OVERLAP = 3,
+  DEVICE_DATA = 4
+};
 
 // A launch in the flight record, as the kernel writes it, so that graph replays are in it. Times are the GPU's.
 struct DeviceFlight {
@@ -72,6 +78,9 @@ struct LaunchState {
   uint64_t last_ticket;    // of the launches that have ended
   uint32_t gather_ticket;  // pieces handed out, of a launch
   uint32_t push_ticket;
+  uint32_t num_counted;  // CTAs that have counted their part of a routing
+  uint32_t num_routed;   // CTAs that have done their part of it
+  uint64_t fault;        // the complement of the number of a routing's first entry that is wrong; 0: none
   // Arrivals of a chunk's pieces; the last to arrive raises the chunk's flag and puts the count back to 0.
   uint32_t counts[kFlagsPerBank];
 };

@@ -116,13 +116,18 @@ class RankLaunch {
     enter();
     wait_entries();
   }
+  // Its two parts.
+  __device__ void enter() const;
+  __device__ void wait_entries() const;
+  // By a warp that has not called wait_entries(): waits until this launch's other warp has. False: the launch
+  // is to end.
+  __device__ bool wait_all_entered() const;
+
   // By every CTA, all threads: at its start (thread 0 counts the CTA in) and at its end.
   __device__ void begin_cta() const;
   __device__ void end_cta() const;
 
  private:
-  __device__ void enter() const;
-  __device__ void wait_entries() const;
   __device__ bool wait_slowly(const uint64_t* word, DeviceRole role, DeviceObject object, int peer,
                               uint64_t object_index) const;
   __device__ EntryRecord* entry(int rank, int source) const {
@@ -220,6 +225,16 @@ __device__ inline void RankLaunch::wait_entries() const {
   __syncwarp();
 }
 
+__device__ inline bool RankLaunch::wait_all_entered() const {
+  const uint64_t* word = &comm_.state->entered_epoch;
+  for (int polls = 1; ptx::ld_relaxed_sys(word) < epoch_; ++polls) {
+    __nanosleep(POLL_PAUSE_NS);
+    if (polls % POLLS_PER_LOOK == 0 && stopped()) return false;
+  }
+  ptx::ld_acquire_sys(word);
+  return !stopped();
+}
+
 __device__ inline void RankLaunch::begin_cta() const {
   if (threadIdx.x != 0) return;
   trace_enter(comm_.trace, epoch_, comm_.entry.op, comm_.flight_shape);
@@ -241,6 +256,9 @@ __device__ inline void RankLaunch::end_cta() const {
   state.num_exited = 0;
   state.gather_ticket = 0;
   state.push_ticket = 0;
+  state.num_counted = 0;
+  state.num_routed = 0;
+  state.fault = 0;
   state.failed = 0;
   state.running = 0;
   state.epoch = epoch_;

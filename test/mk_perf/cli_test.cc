@@ -161,7 +161,7 @@ TEST_CASE("all operators of the host run, pass their checks and come as a table 
     const bool is_attention = result["operator"].text.rfind("ring_attention", 0) == 0;
     const bool is_moe = result["operator"].text.rfind("moe_", 0) == 0;
     CHECK(result["shape"].keys() == (is_attention ? "batch seq heads kv_heads dim causal zigzag"
-                                     : is_moe     ? "tokens hidden inter experts topk"
+                                     : is_moe     ? "tokens hidden inter experts topk zipf"
                                                   : "m n k"));
     CHECK(result["dtype"].text == "bf16");
     CHECK(result["mode"].text == "isolated");

@@ -7,83 +7,21 @@
 
 #include "element.h"
 #include "errors.h"
+#include "moe_routing.h"
 #include "operators.h"
 #include "reference.h"
 
 namespace perf {
 namespace {
 
-const ShapeKeys kKeys = {{"tokens"}, {"hidden"}, {"inter"}, {"experts", 1, 65536}, {"topk", 1, 16}};
+const ShapeKeys kKeys = {{"tokens"},      {"hidden"},       {"inter"}, {"experts", 1, 65536},
+                         {"topk", 1, 16}, {"zipf", 0, 1, 0}};
 
 constexpr uint64_t kSeedRows = 0xc3;
 constexpr uint64_t kSeedWeights = 0xd4;
-constexpr uint64_t kSeedRouting = 0xe5;
 constexpr uint64_t kSeedFactors = 0xf6;
 // About a quarter of a second of reference a set and pattern.
 constexpr int64_t kMaxReferenceProducts = int64_t{1} << 22;
-
-struct Slice {
-  int64_t begin;
-  int64_t end;
-};
-
-// Rank r owns [r * ceil(count / W), ...), of tokens and of experts.
-Slice slice_of(int64_t count, int rank, int nranks) {
-  const int64_t part = (count + nranks - 1) / nranks;
-  return {std::min(count, rank * part), std::min(count, (rank + 1) * part)};
-}
-
-// A row of an expert: the k-th choice of a token of the whole batch.
-struct ExpertRow {
-  int64_t token;
-  int k;
-  int expert;
-};
-
-// Where every token of the batch goes; the same on every rank.
-class Routing {
- public:
-  Routing(const Shape& shape, int nranks) : topk_(static_cast<int>(shape["topk"])) {
-    const auto experts = static_cast<uint64_t>(shape["experts"]);
-    for (int64_t token = 0; token < shape["tokens"]; ++token) {
-      const auto first = static_cast<std::ptrdiff_t>(experts_.size());
-      for (int k = 0; k < topk_; ++k) {
-        uint64_t expert =
-            index_hash(kSeedRouting, static_cast<uint64_t>(token), static_cast<uint64_t>(k)) % experts;
-        while (std::find(experts_.begin() + first, experts_.end(), static_cast<int32_t>(expert)) !=
-               experts_.end())
-          expert = (expert + 1) % experts;
-        experts_.push_back(static_cast<int32_t>(expert));
-      }
-    }
-    std::vector<int64_t> rows(static_cast<size_t>(nranks));
-    const int64_t per_rank = (shape["experts"] + nranks - 1) / nranks;
-    for (const int32_t expert : experts_) ++rows[static_cast<size_t>(expert / per_rank)];
-    capacity_ = *std::max_element(rows.begin(), rows.end());
-  }
-
-  int expert(int64_t token, int k) const { return experts_[static_cast<size_t>(token * topk_ + k)]; }
-  const int32_t* of_token(int64_t token) const { return experts_.data() + token * topk_; }
-  int64_t capacity() const { return capacity_; }
-  // In the order in which a rank gets them: expert, then token (which is: source rank, then token).
-  std::vector<ExpertRow> rows_of(Slice experts) const {
-    std::vector<std::vector<ExpertRow>> by_expert(static_cast<size_t>(experts.end - experts.begin));
-    for (size_t at = 0; at < experts_.size(); ++at) {
-      const int32_t expert = experts_[at];
-      if (expert < experts.begin || expert >= experts.end) continue;
-      by_expert[static_cast<size_t>(expert - experts.begin)].push_back(
-          {static_cast<int64_t>(at) / topk_, static_cast<int>(at % static_cast<size_t>(topk_)), expert});
-    }
-    std::vector<ExpertRow> rows;
-    for (const auto& more : by_expert) rows.insert(rows.end(), more.begin(), more.end());
-    return rows;
-  }
-
- private:
-  int topk_;
-  std::vector<int32_t> experts_;
-  int64_t capacity_ = 0;
-};
 
 struct Buffers {
   DeviceBuffer rows;     // dispatch: this rank's tokens; combine: its experts' rows
@@ -145,17 +83,10 @@ class MoeProblem : public Problem {
 
   void fill(int set, Pattern pattern) override {
     const Buffers& set_buffers = sets_[static_cast<size_t>(set)];
-    const mk_dtype_t dtype = context_.dtypes.dtype;
-    const InputMatrix rows = input_rows(set, pattern);
-    fill_rows(set_buffers.rows, input_rows_count(), combines_ ? shape_["inter"] : shape_["hidden"], dtype,
-              [&](int64_t row, int64_t column) {
-                if (!combines_) return rows.value(tokens_.begin + row, column);
-                const ExpertRow& from = rows_[static_cast<size_t>(row)];
-                return rows.value(from.token * shape_["topk"] + from.k, column);
-              });
-    const InputMatrix w = input_weights(set, pattern);
-    fill_rows(set_buffers.w, (experts_.end - experts_.begin) * inner(), columns(), dtype,
-              [&](int64_t row, int64_t column) { return w.value(experts_.begin * inner() + row, column); });
+    fill_matrix(set_buffers.rows, input_rows_count(), inner(), input_rows(set, pattern),
+                combines_ ? routing_.first_row(experts_.begin) : tokens_.begin);
+    fill_matrix(set_buffers.w, (experts_.end - experts_.begin) * inner(), columns(),
+                input_weights(set, pattern), experts_.begin * inner());
     if (combines_) {
       fill_rows(set_buffers.factors, tokens_.end - tokens_.begin, shape_["topk"], MK_DTYPE_FP32,
                 [&](int64_t row, int64_t k) { return factor(set, pattern, tokens_.begin + row, k); });
@@ -165,8 +96,13 @@ class MoeProblem : public Problem {
 
   void poison(int set) override {
     const DeviceBuffer& y = sets_[static_cast<size_t>(set)].y;
-    staging_.resize(y.bytes());
     const mk_dtype_t dtype = context_.dtypes.out_dtype;
+    if (context_.device->matrices) {
+      context_.device->matrices->poison(y.data(), dtype,
+                                        static_cast<int64_t>(y.bytes() / element_bytes(dtype)));
+      return;
+    }
+    staging_.resize(y.bytes());
     poison_elements(dtype, staging_.data(), static_cast<int64_t>(y.bytes() / element_bytes(dtype)));
     y.upload(staging_.data());
   }
@@ -191,7 +127,7 @@ class MoeProblem : public Problem {
 
   void check(int set, Pattern pattern, Check& result) override {
     const bool integers = pattern == Pattern::kIntegers;
-    const Comparison comparison = compare(downloaded_output(set), sample_, reference(set, pattern), integers);
+    const Comparison comparison = compared(set, reference(set, pattern), integers);
     result.whole = sample_.whole;
     result.complete = result.complete && comparison.complete;
     if (integers) {
@@ -206,6 +142,7 @@ class MoeProblem : public Problem {
   }
 
   uint64_t output_hash(int set) override {
+    if (context_.device->matrices) return context_.device->matrices->scan(output_matrix(set)).hash;
     const Output output = downloaded_output(set);
     const auto bytes = static_cast<size_t>(output.rows * output.cols) * element_bytes(output.dtype);
     uint64_t hash = 0;
@@ -315,6 +252,16 @@ class MoeProblem : public Problem {
     buffer.upload(staging_.data());
   }
 
+  // Element (r, c) is input(row + r, c).
+  void fill_matrix(const DeviceBuffer& buffer, int64_t rows, int64_t cols, const InputMatrix& input,
+                   int64_t row) {
+    if (context_.device->matrices) {
+      context_.device->matrices->fill({buffer.data(), input.dtype, rows, cols, cols}, input, row, 0, false);
+      return;
+    }
+    fill_rows(buffer, rows, cols, input.dtype, [&](int64_t r, int64_t c) { return input.value(row + r, c); });
+  }
+
   // A row of the batch through its expert, for the sampled columns.
   void add_product(const InputMatrix& rows, int64_t row, const InputMatrix& w, int expert, double scale,
                    double* sums) const {
@@ -339,11 +286,39 @@ class MoeProblem : public Problem {
       }
       const int64_t token = tokens_.begin + sample_.rows[i];
       for (int k = 0; k < static_cast<int>(shape_["topk"]); ++k) {
-        add_product(rows, token * shape_["topk"] + k, w, routing_.expert(token, k),
+        add_product(rows, routing_.row_number(token, k), w, routing_.expert(token, k),
                     static_cast<double>(factor(set, pattern, token, k)), sums);
       }
     }
     return expected;
+  }
+
+  DeviceMatrix output_matrix(int set) const {
+    return {sets_[static_cast<size_t>(set)].y.data(), context_.dtypes.out_dtype, output_rows(), columns(),
+            columns()};
+  }
+
+  Comparison compared(int set, const std::vector<double>& reference, bool integers) {
+    if (!context_.device->matrices) return compare(downloaded_output(set), sample_, reference, integers);
+    const DeviceMatrix output = output_matrix(set);
+    const MatrixScan scan = context_.device->matrices->scan(output);
+    const size_t row_bytes = static_cast<size_t>(columns()) * element_bytes(output.dtype);
+    staging_.resize(row_bytes * sample_.rows.size());
+    Sample sample = sample_;
+    for (size_t row = 0; row < sample.rows.size(); ++row) {
+      context_.device->download(
+          staging_.data() + row * row_bytes,
+          static_cast<const char*>(output.data) + static_cast<size_t>(sample.rows[row]) * row_bytes, row_bytes);
+      sample.rows[row] = static_cast<int64_t>(row);
+    }
+    const Output rows = {staging_.data(), output.dtype, static_cast<int64_t>(sample.rows.size()), columns(),
+                         columns()};
+    Comparison comparison = compare(rows, sample, reference, integers);
+    if (scan.first_bad < 0) return comparison;
+    comparison.complete = false;
+    comparison.problem = "row " + std::to_string(scan.first_bad / columns()) + ", column " +
+                         std::to_string(scan.first_bad % columns()) + ": never written, or not finite";
+    return comparison;
   }
 
   Output downloaded_output(int set) {
@@ -356,7 +331,7 @@ class MoeProblem : public Problem {
   bool combines_;
   Context context_;
   Shape shape_;
-  Routing routing_;
+  ExpertRouting routing_;
   Slice tokens_;
   Slice experts_;
   std::vector<ExpertRow> rows_;  // of this rank's experts

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "data_error.h"
+
 namespace mk::moe {
 
 HostRouting::HostRouting(HostLaunch& launch, const Routing& routing, Decide decide)
@@ -223,54 +225,8 @@ void HostRouting::write_items(RecordItem* to) const {
 }
 
 void HostRouting::report() const {
-  const CountsHead& head = routing_.head(verdict_.rank);
-  const auto needed = static_cast<long long>(verdict_.needed);
-  const auto available = static_cast<long long>(verdict_.available);
-  std::string what;
-  switch (verdict_.kind) {
-    case Verdict::fault:
-      what = describe_fault(head);
-      break;
-    case Verdict::capacity:
-      what =
-          format("capacity_rows: expected at least %lld (the most rows that any rank gets), saw room for %lld",
-                 needed, available);
-      break;
-    case Verdict::records_differ:
-      what = format(
-          "routing: the record has %lld rows for expert %d, the ranks' records together send %lld; pass "
-          "the records of one dispatch",
-          available, verdict_.expert, needed);
-      break;
-    default:
-      what = format(
-          "workspace: this routing needs %lld bytes a bank there, %lld are prepared; prepare with larger "
-          "tokens or capacity_rows",
-          needed, available);
-  }
-  launch_.set_data_error(format("launch %llu, rank %d: %s; no rows were moved on any rank",
-                                static_cast<unsigned long long>(launch_.epoch), verdict_.rank, what.c_str()),
-                         verdict_.rank);
-}
-
-std::string HostRouting::describe_fault(const CountsHead& head) const {
-  const auto tokens = static_cast<long long>(head.tokens);
-  const auto value = static_cast<long long>(head.value);
-  switch (static_cast<Fault>(head.fault)) {
-    case Fault::bad_record:
-      return format(
-          "routing: expected the record of a dispatch with tokens=%lld, experts=%d, topk=%d on this rank, "
-          "saw something else",
-          tokens, call_.experts, call_.topk);
-    case Fault::no_rows:
-      return format("rows: expected a pointer to the %lld rows of the record, saw NULL", value);
-    case Fault::duplicate:
-      return format("topk_idx[%d, %d]: expected each expert once in a row, saw %lld again", head.token, head.k,
-                    value);
-    default:
-      return format("topk_idx[%d, %d]: expected -1 to %d, saw %lld", head.token, head.k, call_.experts - 1,
-                    value);
-  }
+  const DataError error{verdict_, routing_.head(verdict_.rank), call_.experts, call_.topk};
+  launch_.set_data_error(describe(error, launch_.epoch), verdict_.rank);
 }
 
 bool route_sound(const Routing& routing, int source, const RouteItem& item) {

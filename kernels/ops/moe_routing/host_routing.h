@@ -57,7 +57,6 @@ class HostRouting {
   int first_missing() const;
   bool await(Waiter& waiter, Stage stage);
   void report() const;
-  std::string describe_fault(const CountsHead& head) const;
 
   HostLaunch& launch_;
   const MoeCall& call_;

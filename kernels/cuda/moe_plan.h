@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: MIT
+// How a mixture-of-experts operator runs on the GPUs of one node. Pure; what the ranks must agree on follows
+// from globally equal fields alone.
+#pragma once
+
+#include "kernels/operator_call.h"
+#include "kernels/ops/moe_dispatch_gemm/cuda_layout.h"
+#include "kernels/ops/moe_routing/cuda_params.h"
+#include "lib/status.h"
+
+namespace mk {
+
+struct MoePlan {
+  mk_plan_t plan;
+  int tile = 0;  // of moe::CUDA_TILES
+  // Of a bank: a dispatch's own need, and for maxima that of both operators. What a combine needs is known on
+  // the device alone.
+  int64_t area_bytes = 0;
+  // Dispatch.
+  moe_dispatch_gemm::CudaLayout layout{};
+  int blocks_per_source = 0;  // flags
+};
+
+// MK_ERROR_UNSUPPORTED: more experts, wider rows, more flags or memory than a launch has, or no such tile.
+Result<MoePlan> moe_plan(const MoeCall& call, int nranks, int num_sms);
+
+// The routing's part of a kernel's parameter, but for pointers.
+moe::CudaRouting cuda_routing(const MoeCall& call, int rank, int nranks);
+
+}  // namespace mk

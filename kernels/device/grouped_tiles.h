@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: MIT
+// Tiles of a grouped product: rows belong to groups, one after the other, each of which has a B of its own; no
+// tile crosses the border of two groups. How many rows each has is known on the device alone.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/device/host_device.h"
+
+namespace mk {
+
+struct GroupedTile {
+  int m_tile;  // of its group
+  int n_tile;
+  int k_begin;  // in k-steps
+  int k_end;
+  int group;
+  int row;      // the tile's first
+  int row_end;  // the group's
+  int ordinal;  // of the worker's tiles
+};
+
+// Group g has the rows [row_begin[g], row_begin[g + 1]) less row_begin[0].
+struct GroupedTiles {
+  const uint32_t* row_begin;
+  int num_groups;
+  int block_m;
+  int num_n_tiles;
+  int num_k_steps;
+  int group_m;  // tiles of M that are walked before the next tile of N
+  int num_workers;
+
+  MK_HOST_DEVICE int first_row(int group) const { return static_cast<int>(row_begin[group] - row_begin[0]); }
+  MK_HOST_DEVICE int num_m_tiles(int group) const {
+    return (first_row(group + 1) - first_row(group) + block_m - 1) / block_m;
+  }
+};
+
+// A worker takes every num_workers-th tile: group by group, inside a group in the raster of TileSchedule. All
+// walk alike.
+class GroupedTileCursor {
+ public:
+  MK_HOST_DEVICE GroupedTileCursor(const GroupedTiles& tiles, int worker) : tiles_(tiles), next_tile_(worker) {}
+
+  MK_HOST_DEVICE bool next(GroupedTile* work) {
+    int num_m_tiles = 0;
+    for (; group_ < tiles_.num_groups; ++group_) {
+      num_m_tiles = tiles_.num_m_tiles(group_);
+      const int num_tiles = num_m_tiles * tiles_.num_n_tiles;
+      if (next_tile_ < num_tiles) break;
+      next_tile_ -= num_tiles;
+    }
+    if (group_ == tiles_.num_groups) return false;
+    const int tiles_per_raster = tiles_.group_m * tiles_.num_n_tiles;
+    const int raster = next_tile_ / tiles_per_raster;
+    const int first_m = raster * tiles_.group_m;
+    const int height = num_m_tiles - first_m < tiles_.group_m ? num_m_tiles - first_m : tiles_.group_m;
+    const int idx = next_tile_ - raster * tiles_per_raster;
+    work->n_tile = idx / height;
+    work->m_tile = first_m + idx - work->n_tile * height;
+    work->k_begin = 0;
+    work->k_end = tiles_.num_k_steps;
+    work->group = group_;
+    work->row = tiles_.first_row(group_) + work->m_tile * tiles_.block_m;
+    work->row_end = tiles_.first_row(group_ + 1);
+    work->ordinal = num_tiles_++;
+    next_tile_ += tiles_.num_workers;
+    return true;
+  }
+
+ private:
+  const GroupedTiles& tiles_;
+  int next_tile_;  // counted from the first of the group
+  int group_ = 0;
+  int num_tiles_ = 0;
+};
+
+}  // namespace mk

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: MIT
+// MoE dispatch + GEMM: the CTAs that do nothing but push this rank's rows to the ranks of their experts, where
+// each lands at its place among the expert's rows. All ranks push in the order in which rows are computed:
+// expert by expert, to each rank in turn.
+#pragma once
+
+#include "kernels/device/bulk_push.cuh"
+#include "kernels/ops/moe_dispatch_gemm/cuda_routes.cuh"
+
+namespace mk::moe_dispatch_gemm {
+
+struct PushPiece {
+  int rank;
+  uint32_t row;
+  int num_rows;
+  int column;  // in bytes
+  int num_bytes;
+  uint32_t item;  // a lane's
+  uint64_t note;
+  bool ends_unit;
+};
+
+// A push warp. done(note), of the whole warp, is told of each unit that has arrived.
+template <class Storage, class Done>
+__device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaParams& params,
+                                          const Tables& tables, const moe::Turns& turns, Storage& storage,
+                                          int warp, Done&& done) {
+  const int lane = threadIdx.x % 32;
+  const int row_bytes = static_cast<int>(params.layout.row_bytes);
+  const uint32_t last_item = static_cast<uint32_t>(params.routing.num_items() - 1);
+  const auto* order = reinterpret_cast<const uint32_t*>(launch.area(params.comm.rank, params.layout.order()));
+  BulkPush<Storage> push(storage, warp);
+  const Tracer tracer(params.comm.trace, trace_track());
+  const auto take_ticket = [&] {
+    return lane == 0 ? static_cast<uint32_t>(atomicAdd(&params.comm.state->push_ticket, 1u)) : 0;
+  };
+  uint32_t ticket = take_ticket();  // ahead of its use, which then need not wait for it
+  PushUnit unit{};
+  int column = 0;
+  bool has_last = false;  // a unit that is stored, but may not have arrived
+  uint64_t last = 0;
+  push.template move<PushPiece>(
+      [&](PushPiece* piece) {
+        if (unit.num_rows == 0) {
+          int rank = 0;
+          uint32_t index = 0;
+          if (!turns.at(__shfl_sync(~0u, ticket, 0), &rank, &index)) return false;
+          ticket = take_ticket();
+          unit = unit_of(params.routing, params.unit_rows, tables, rank, index);
+        }
+        piece->rank = unit.rank;
+        piece->row = unit.row;
+        piece->num_rows = static_cast<int>(min(unit.num_rows, static_cast<uint32_t>(params.piece_rows)));
+        piece->column = column;
+        piece->num_bytes = min(params.piece_bytes, row_bytes - column);
+        piece->item = lane < piece->num_rows ? min(__ldcg(order + unit.position + lane), last_item) : 0;
+        piece->note = unit.note;
+        column += params.piece_bytes;
+        if (column >= row_bytes) {
+          column = 0;
+          unit.row += piece->num_rows;
+          unit.position += piece->num_rows;
+          unit.num_rows -= piece->num_rows;
+        }
+        piece->ends_unit = unit.num_rows == 0;
+        return true;
+      },
+      [&](const PushPiece& piece, uint8_t* buffer, uint64_t* loaded) {
+        if (lane == 0) ptx::mbarrier_arrive_expect_tx(loaded, piece.num_rows * piece.num_bytes);
+        __syncwarp();
+        if (lane >= piece.num_rows) return;
+        const int64_t token = piece.item / static_cast<uint32_t>(params.routing.topk);
+        ptx::cp_async_bulk_shared_global(buffer + lane * piece.num_bytes,
+                                         params.x + token * params.x_pitch + piece.column, piece.num_bytes,
+                                         loaded);
+      },
+      [&](const PushPiece& piece, const uint8_t* buffer) {
+        tracer.begin(TraceKind::copy, static_cast<uint32_t>(piece.note), piece.rank);
+        if (lane == 0) {
+          ptx::cp_async_bulk_global_shared(launch.area(piece.rank, params.layout.row(piece.row) + piece.column),
+                                           buffer, piece.num_rows * piece.num_bytes);
+        }
+        ptx::cp_async_bulk_commit_group();
+        if (piece.column == 0 && lane < piece.num_rows) {
+          const uint32_t topk = params.routing.topk;
+          const RowOrigin origin{static_cast<int32_t>(piece.item / topk),
+                                 static_cast<int16_t>(params.comm.rank),
+                                 static_cast<int16_t>(piece.item % topk),
+                                 params.row_scale != nullptr ? params.row_scale[piece.item] : 1.0f, 0};
+          *reinterpret_cast<int4*>(launch.area(piece.rank, params.layout.origin(piece.row + lane))) =
+              *reinterpret_cast<const int4*>(&origin);
+        }
+        // It has time to arrive while the next one is on its way.
+        if (has_last) {
+          push.template complete<1>();
+          done(last);
+        }
+        has_last = piece.ends_unit;
+        last = piece.note;
+        tracer.end();
+      });
+  if (has_last) {
+    push.template complete<0>();
+    done(last);
+  }
+}
+
+template <class Config, class Storage>
+__device__ __forceinline__ void run_push_cta(const RankLaunch& launch, const CudaParams& params,
+                                             Storage& smem) {
+  auto& storage = smem.push();
+  constexpr int NUM_WARPS = PushCtaStorage<Config::NUM_THREADS>::NUM_WARPS;
+  if (threadIdx.x == 0) {
+    fill_turns(params.routing, smem.tables, smem.turns);
+    moe::wait_routed(params.comm);
+  }
+  push_cta_init(storage);
+  const int warp = threadIdx.x / 32;
+  if (warp < NUM_WARPS) {
+    PushNotes notes(storage.signals, warp);
+    push_rows(launch, params, smem.tables, smem.turns, storage.push, warp,
+              [&](uint64_t note) { notes.add(note); });
+    notes.end();
+    return;
+  }
+  const auto rank_of = [](uint64_t note) { return static_cast<int>(note >> 48); };
+  const auto block_of = [](uint64_t note) { return static_cast<uint32_t>(note); };
+  send_signals(
+      storage.signals,
+      [&](uint64_t note, uint32_t* expected) {
+        *expected = static_cast<uint32_t>(note >> 32) & 0xffff;
+        return &params.comm.state->counts[rank_of(note) * params.blocks_per_source + block_of(note)];
+      },
+      [&](uint64_t note) {
+        const int block = static_cast<int>(block_of(note));
+        launch.raise_flag_relaxed(rank_of(note),
+                                  params.first_flag + params.comm.rank * params.blocks_per_source + block);
+      });
+}
+
+}  // namespace mk::moe_dispatch_gemm

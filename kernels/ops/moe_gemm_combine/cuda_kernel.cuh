@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: MIT
+// MoE GEMM + combine as one persistent kernel: all CTAs learn who has how many rows, then some compute each
+// expert's tiles, and in the end sum this rank's tokens, while others push finished rows home.
+#pragma once
+
+#include "kernels/ops/moe_gemm_combine/cuda_push.cuh"
+#include "kernels/ops/moe_gemm_combine/cuda_sums.cuh"
+#include "kernels/ops/moe_routing/cuda_product.cuh"
+#include "kernels/ptx/tensor_map.cuh"
+
+namespace mk::moe_gemm_combine {
+
+using CudaTable = moe::ExpertTable<CudaParams>;
+const CudaTable& cuda_kernels_bf16();
+const CudaTable& cuda_kernels_fp16();
+
+template <class Config>
+struct Storage : moe::ExpertStorage<Config, Tables> {
+  alignas(128) CUtensorMap map_rows;
+  std::byte* products;  // where finished rows go; in memory, for the consumers' registers are few
+  uint32_t num_stored[Config::NUM_CONSUMER_WARPS];  // tiles of each consumer warp
+};
+
+__device__ __forceinline__ GroupedTiles tiles_of(const CudaParams& params, const Tables& tables, int block_m) {
+  return {tables.rows,
+          params.routing.num_experts(params.routing.rank),
+          block_m,
+          params.num_n_tiles,
+          params.num_k_steps,
+          params.group_m,
+          params.num_compute_ctas};
+}
+
+// This CTA's map of the caller's rows, in device memory.
+__device__ __forceinline__ CUtensorMap* own_map(const CudaParams& params) {
+  return reinterpret_cast<CUtensorMap*>(params.comm.staging + (blockIdx.x + 1) * STAGING_BYTES) - 1;
+}
+
+// By one warp: a map that ends with the last row, since what lies behind it may not be read.
+__device__ __forceinline__ void make_map(const CudaParams& params, const Tables& tables,
+                                         CUtensorMap& smem_map) {
+  const int lane = threadIdx.x % 32;
+  static_assert(sizeof(CUtensorMap) == 32 * 4);
+  reinterpret_cast<uint32_t*>(&smem_map)[lane] = reinterpret_cast<const uint32_t*>(&params.map_rows)[lane];
+  __syncwarp();
+  const uint32_t rows = tables.rows[params.routing.num_experts(params.routing.rank)];
+  if (lane == 0) ptx::tensormap_replace_global_dim_1(&smem_map, max(rows, 1u));
+  __syncwarp();
+  ptx::tensormap_cp_fenceproxy_release_gpu(own_map(params), &smem_map);
+}
+
+template <class Config>
+__device__ __forceinline__ void produce(moe::ProductStorage<Config>& smem, const CudaParams& params,
+                                        const Tables& tables) {
+  const CUtensorMap* map_rows = own_map(params);
+  ptx::fence_proxy_tensormap_acquire_gpu(map_rows);
+  ptx::prefetch_tensormap(&params.map_w);
+  const GroupedTiles tiles = tiles_of(params, tables, Config::BLOCK_M);
+  GroupedTileCursor cursor(tiles, blockIdx.x);
+  StageCursor<Config::NUM_STAGES> stages;
+  GroupedTile work;
+  while (cursor.next(&work)) {
+    const Tracer tracer(params.comm.trace, TRACE_LOAD);
+    tracer.begin(TraceKind::load, trace_tile(work));
+    moe::load_expert_tile<Config>(smem.mainloop, stages, map_rows, work.row, &params.map_w, work, [] {});
+    tracer.end();
+  }
+}
+
+// A warp has stored, or does not have, its rows of a tile.
+template <class Config>
+__device__ __forceinline__ void count_stored(Storage<Config>& storage, const GroupedTile& work) {
+  if (threadIdx.x % 32 != 0) return;
+  __threadfence_block();
+  *static_cast<volatile uint32_t*>(&storage.num_stored[threadIdx.x / 32]) = work.ordinal + 1;
+}
+
+// A warp's 16 rows of a product, rounded once, to where the push CTAs take them.
+template <class Config>
+__device__ __forceinline__ void finish_rows(const CudaParams& params, Storage<Config>& storage,
+                                            const GroupedTile& work, int block,
+                                            float (&accumulators)[Config::BLOCK_N / 2]) {
+  const int warp = threadIdx.x / 32;
+  const int row = work.row + block * 64 + warp % 4 * 16;
+  EpilogueParams output = params.products;
+  output.c = storage.products;
+  store_tile_rows(accumulators, output, storage.product().epilogue[warp], row, work.row_end,
+                  work.n_tile * Config::BLOCK_N);
+  // They are read by the bulk copy engine, another proxy than the one written through.
+  ptx::fence_proxy_async_global();
+  __syncwarp();
+  count_stored(storage, work);
+}
+
+// The warp that tells the push CTAs of blocks that are complete; the consumers have no time for the fence that
+// this takes.
+template <class Config>
+__device__ __forceinline__ void publish_products(const RankLaunch& launch, const CudaParams& params,
+                                                 Storage<Config>& storage) {
+  const int lane = threadIdx.x % 32;
+  const Tables& tables = storage.tables;
+  const GroupedTiles tiles = tiles_of(params, tables, Config::BLOCK_M);
+  GroupedTileCursor cursor(tiles, blockIdx.x);
+  GroupedTile work;
+  while (cursor.next(&work)) {
+    const auto is_stored = [&] {
+      return lane >= Config::NUM_CONSUMER_WARPS ||
+             *static_cast<volatile uint32_t*>(&storage.num_stored[lane]) > static_cast<uint32_t>(work.ordinal);
+    };
+    while (!__all_sync(~0u, is_stored())) __nanosleep(100);
+    __threadfence_block();
+    __syncwarp();
+    if (lane != 0) continue;
+    const int block = work.m_tile * Config::BLOCK_M / moe::BLOCK_ROWS;
+    const int rows = min(moe::BLOCK_ROWS, tiles.first_row(work.group + 1) - tiles.first_row(work.group) -
+                                              block * moe::BLOCK_ROWS);
+    const uint32_t expected = params.num_n_tiles * ((rows + Config::BLOCK_M - 1) / Config::BLOCK_M);
+    const int index = static_cast<int>(HALF_FLAGS + tables.blocks[work.group]) + block;
+    uint32_t* count = &params.comm.state->counts[index];
+    if (ptx::atom_acq_rel_gpu_add(count, 1) + 1 != expected) continue;
+    ptx::st_relaxed_gpu(count, 0);
+    launch.raise_flag(params.comm.rank, index);
+  }
+  __syncwarp();
+}
+
+template <class Config>
+__device__ __forceinline__ void run_product_cta(const RankLaunch& launch, const CudaParams& params,
+                                                Storage<Config>& storage) {
+  moe::ProductStorage<Config>& smem = storage.product();
+  const Tables& tables = storage.tables;
+  if (threadIdx.x < 32) make_map(params, tables, storage.map_rows);
+  if (threadIdx.x == 0) {
+    const uint32_t num_home_rows = tables.home_rows[params.routing.experts];
+    storage.products = launch.area(params.comm.rank, params.layout.product_row(num_home_rows, 0));
+  }
+  if (threadIdx.x < Config::NUM_CONSUMER_WARPS) storage.num_stored[threadIdx.x] = 0;
+  product_init(smem);
+  run_roles<Config>(
+      params.num_compute_ctas, [&] { produce<Config>(smem, params, tables); },
+      [&](const CopyWarp& warp) {
+        if (warp.warp == 0) publish_products<Config>(launch, params, storage);
+      },
+      [&](int warpgroup) {
+        const GroupedTiles tiles = tiles_of(params, tables, Config::BLOCK_M);
+        GroupedTileCursor cursor(tiles, blockIdx.x);
+        consumer_role<Config, GroupedTile>(
+            smem.mainloop, ClusterPosition{0, 1}, warpgroup, params.comm.trace,
+            [&](GroupedTile* work) { return cursor.next(work); },
+            [&](const GroupedTile& work, int block, float(&accumulators)[Config::BLOCK_N / 2]) {
+              finish_rows<Config>(params, storage, work, block, accumulators);
+            },
+            [&](const GroupedTile& work, int block) {
+              if (moe::has_rows(work, block)) return false;
+              count_stored(storage, work);
+              return true;
+            });
+        sum_tokens<8>(launch, params, tables);
+      });
+}
+
+template <class Config>
+__global__ void __launch_bounds__(Config::NUM_THREADS, 1)
+    moe_gemm_combine_kernel(const __grid_constant__ CudaParams params) {
+  extern __shared__ __align__(1024) uint8_t smem_bytes[];
+  Storage<Config>& smem = *reinterpret_cast<Storage<Config>*>(smem_bytes);
+  const RankLaunch launch(params.comm);
+  launch.begin_cta();
+  moe::route(
+      launch, params.comm, params.routing, smem.counting(), smem.decision,
+      [&](int64_t received, int64_t sent) { return static_cast<size_t>(params.layout.bytes(received, sent)); });
+  if (smem.decision.has_counts && smem.decision.verdict.kind == moe::Verdict::go)
+    fill_tables<Config::NUM_THREADS>(launch, params, smem.tables);
+  if (moe::finish_routing(launch, params.comm, params.routing, smem.decision)) {
+    if (static_cast<int>(blockIdx.x) >= params.num_compute_ctas) {
+      push_cta_init(smem.push());
+      push_products(launch, params, smem.tables, smem.push());
+    } else {
+      run_product_cta<Config>(launch, params, smem);
+    }
+  }
+  launch.end_cta();
+}
+
+template <GemmTile TILE, class Element, bool B_TRANSPOSED>
+constexpr moe::ExpertKernel<CudaParams> cuda_kernel_entry() {
+  using Config = GemmConfig<TILE.block_m, TILE.block_n, TILE.ping_pong, Element, false, B_TRANSPOSED>;
+  static_assert(sizeof(Storage<Config>) <= 227 * 1024);
+  return {moe_gemm_combine_kernel<Config>, Config::NUM_THREADS, sizeof(Storage<Config>)};
+}
+
+template <class Element>
+const CudaTable& cuda_kernel_table() {
+  static const CudaTable table = []<size_t... TILES>(std::index_sequence<TILES...>) {
+    return CudaTable{{{cuda_kernel_entry<moe::CUDA_TILES[TILES], Element, false>(),
+                       cuda_kernel_entry<moe::CUDA_TILES[TILES], Element, true>()}...}};
+  }
+  (std::make_index_sequence<moe::NUM_CUDA_TILES>());
+  return table;
+}
+
+}  // namespace mk::moe_gemm_combine

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: MIT
+// MoE GEMM + combine: where rows belong, worked out on the device from the counts of all ranks.
+#pragma once
+
+#include "kernels/ops/moe_gemm_combine/cuda_params.h"
+#include "kernels/ops/moe_gemm_combine/push_units.h"
+#include "kernels/ops/moe_routing/cuda_routing.cuh"
+
+namespace mk::moe_gemm_combine {
+
+// One warp: the rows and blocks that `home` gets from each expert, summed, for this rank's experts and, at
+// home, for all.
+__device__ inline void scan_home(const CudaParams& params, const moe::Counts& counts, Tables& tables,
+                                 int home) {
+  const moe::CudaRouting& routing = params.routing;
+  const int lane = threadIdx.x % 32;
+  const int first = routing.first_expert(routing.rank);
+  const int end = routing.first_expert(routing.rank + 1);
+  uint32_t rows_before = 0, blocks_before = 0;
+#pragma unroll 1
+  for (int begin = 0; begin < routing.experts; begin += 32) {
+    const int expert = begin + lane;
+    const uint32_t rows = expert < routing.experts ? counts.expert_rows(home, expert) : 0;
+    const uint32_t blocks = moe::num_row_blocks(rows);
+    uint32_t row_sum = rows, block_sum = blocks;
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const uint32_t more_rows = __shfl_up_sync(~0u, row_sum, distance);
+      const uint32_t more_blocks = __shfl_up_sync(~0u, block_sum, distance);
+      if (lane >= distance) {
+        row_sum += more_rows;
+        block_sum += more_blocks;
+      }
+    }
+    const uint32_t row = rows_before + row_sum - rows;
+    const uint32_t block = blocks_before + block_sum - blocks;
+    if (home == routing.rank && expert < routing.experts) {
+      tables.home_rows[expert] = row;
+      tables.home_blocks[expert] = block;
+    }
+    if (expert >= first && expert < end) {
+      tables.peer_rows[(expert - first) * routing.nranks + home] = row;
+      tables.peer_blocks[(expert - first) * routing.nranks + home] = block;
+    }
+    rows_before += __shfl_sync(~0u, row_sum, 31);
+    blocks_before += __shfl_sync(~0u, block_sum, 31);
+  }
+  if (home == routing.rank && lane == 0) {
+    tables.home_rows[routing.experts] = rows_before;
+    tables.home_blocks[routing.experts] = blocks_before;
+  }
+}
+
+// By all threads of a CTA.
+template <int NUM_THREADS>
+__device__ void fill_tables(const RankLaunch& launch, const CudaParams& params, Tables& tables) {
+  const moe::CudaRouting& routing = params.routing;
+  const moe::Counts counts(routing, launch.area(routing.rank, 0));
+  const int num_experts = routing.num_experts(routing.rank);
+  for (int local = threadIdx.x; local < num_experts; local += NUM_THREADS)
+    count_expert(routing, counts, params.unit_rows, local, tables);
+  __syncthreads();
+  const int warp = threadIdx.x / 32;
+  uint32_t* const sums[] = {tables.rows, tables.blocks, tables.units};
+  for (int i = warp; i < 3; i += NUM_THREADS / 32) moe::exclusive_scan(sums[i], num_experts);
+  for (int home = warp; home < routing.nranks; home += NUM_THREADS / 32)
+    scan_home(params, counts, tables, home);
+  __syncthreads();
+}
+
+}  // namespace mk::moe_gemm_combine

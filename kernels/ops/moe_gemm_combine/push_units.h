@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: MIT
+// Which of the rows that a rank computes its push warps on GPUs take, and where they go. Host and device.
+#pragma once
+
+#include "kernels/ops/moe_gemm_combine/cuda_layout.h"
+
+namespace mk::moe_gemm_combine {
+
+using moe::RowSegment;
+
+// In shared memory, the same in every CTA of a rank. Sums are over what comes before.
+struct Tables {
+  // By local expert, the last at [local experts].
+  uint32_t rows[moe::CUDA_MAX_EXPERTS + 1];    // that the expert computes
+  uint32_t blocks[moe::CUDA_MAX_EXPERTS + 1];  // of these rows
+  uint32_t units[moe::CUDA_MAX_EXPERTS + 1];   // turns in which they are pushed
+  // By expert: rows of this rank's tokens that come home from it.
+  uint32_t home_rows[moe::CUDA_MAX_EXPERTS + 1];
+  uint32_t home_blocks[moe::CUDA_MAX_EXPERTS + 1];
+  // By local expert and home: where that home has its rows of the expert, and their blocks.
+  uint32_t peer_rows[moe::CUDA_MAX_EXPERTS + MAX_LOCAL_RANKS];
+  uint32_t peer_blocks[moe::CUDA_MAX_EXPERTS + MAX_LOCAL_RANKS];
+};
+
+// A local expert's numbers, yet to be summed.
+MK_HOST_DEVICE void count_expert(const moe::CudaRouting& routing, const moe::Counts& counts, uint32_t unit_rows,
+                                 int local_expert, Tables& tables) {
+  const int expert = routing.first_expert(routing.rank) + local_expert;
+  uint32_t rows = 0, most_units = 0;
+  for (int home = 0; home < routing.nranks; ++home) {
+    const uint32_t count = counts.expert_rows(home, expert);
+    const uint32_t units = RowSegment{0, count}.num_units(unit_rows);
+    most_units = units > most_units ? units : most_units;
+    rows += count;
+  }
+  tables.rows[local_expert] = rows;
+  tables.blocks[local_expert] = moe::num_row_blocks(rows);
+  tables.units[local_expert] = most_units * routing.nranks;
+}
+
+// A home's rows among those of a local expert: a list of the home's, behind `begin` rows of homes before it.
+struct HomeRows {
+  uint32_t begin;
+  RowSegment segment;
+};
+MK_HOST_DEVICE HomeRows home_rows(const moe::Counts& counts, int expert, int home) {
+  uint32_t begin = 0;
+  for (int before = 0; before < home; ++before) begin += counts.expert_rows(before, expert);
+  return {begin, {0, counts.expert_rows(home, expert)}};
+}
+
+// Rows of one expert for one home, and how far a warp has come with them.
+struct PushUnit {
+  int home;
+  uint32_t num_bytes;    // 0: nothing
+  uint32_t first_block;  // of this rank's, that it waits for
+  uint32_t num_blocks;
+  int64_t from;
+  int64_t to;
+  uint64_t note;
+};
+
+// A unit that has arrived: the home, units of its block, the block there; and where they are counted.
+MK_HOST_DEVICE uint64_t note_of(int home, uint32_t num_units, uint32_t block, uint32_t count) {
+  return static_cast<uint64_t>(home) << 56 | static_cast<uint64_t>(num_units) << 48 |
+         static_cast<uint64_t>(block) << 24 | count;
+}
+
+// The `index`-th turn's.
+MK_HOST_DEVICE PushUnit unit_of(const moe::CudaRouting& routing, const CudaLayout& layout, uint32_t unit_rows,
+                                const Tables& tables, const moe::Counts& counts, uint32_t index) {
+  const int local = moe::find_interval(tables.units, routing.num_experts(routing.rank), index);
+  const uint32_t turn = index - tables.units[local];
+  const uint32_t round = turn / routing.nranks;
+  const int step = static_cast<int>(turn - round * routing.nranks);
+  const int home = (routing.rank + 1 + step) % routing.nranks;
+  const HomeRows rows = home_rows(counts, routing.first_expert(routing.rank) + local, home);
+  if (round >= rows.segment.num_units(unit_rows)) return {};
+  const uint32_t begin = rows.segment.unit_begin(round, unit_rows);
+  const uint32_t end = rows.segment.unit_end(round, unit_rows);
+  const uint32_t block = begin / moe::BLOCK_ROWS;
+  const uint32_t row = rows.begin + begin;  // of the expert's
+  const int at = local * routing.nranks + home;
+  // Blocks of neighbouring segments are counted apart: a segment's first number is beyond the last one's last.
+  const uint32_t count = (tables.rows[local] + rows.begin) / moe::BLOCK_ROWS + block + at;
+  const uint32_t first_block = row / moe::BLOCK_ROWS;
+  return {
+      home,
+      (end - begin) * static_cast<uint32_t>(layout.row_bytes),
+      tables.blocks[local] + first_block,
+      (rows.begin + end - 1) / moe::BLOCK_ROWS - first_block + 1,
+      layout.product_row(tables.home_rows[routing.experts], int64_t{tables.rows[local]} + row),
+      layout.home_row(int64_t{tables.peer_rows[at]} + begin),
+      note_of(home, rows.segment.in_block(block).num_units(unit_rows), tables.peer_blocks[at] + block, count)};
+}
+
+}  // namespace mk::moe_gemm_combine

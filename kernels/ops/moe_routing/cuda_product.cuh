@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: MIT
+// The product of expert rows, each expert's with its weights, as both mixture-of-experts kernels have it, and
+// the memory that their roles share.
+#pragma once
+
+#include "kernels/device/grouped_tiles.h"
+#include "kernels/device/rank_gemm.cuh"
+#include "kernels/ops/moe_routing/cuda_routing.cuh"
+#include "kernels/ops/moe_routing/row_segments.h"
+
+namespace mk::moe {
+
+template <class Config>
+struct ProductStorage {
+  MainloopStorage<Config> mainloop;
+  EpilogueBuffers<1> epilogue[Config::NUM_CONSUMER_WARPS];
+  uint32_t num_ready;  // tiles whose rows are here, in the order of the walk
+};
+
+// A CTA's shared memory: the first phase's and then its role's, and what both know.
+template <class Config, class Tables>
+struct ExpertStorage {
+  static constexpr size_t max_of(size_t a, size_t b) { return a > b ? a : b; }
+  static constexpr size_t ROLE_BYTES =
+      max_of(sizeof(ProductStorage<Config>),
+             max_of(sizeof(PushCtaStorage<Config::NUM_THREADS>), sizeof(CountingStorage<Config::NUM_THREADS>)));
+  alignas(1024) uint8_t role[ROLE_BYTES];
+  Tables tables;
+  RoutingDecision decision;
+
+  __device__ ProductStorage<Config>& product() { return *reinterpret_cast<ProductStorage<Config>*>(role); }
+  __device__ PushCtaStorage<Config::NUM_THREADS>& push() {
+    return *reinterpret_cast<PushCtaStorage<Config::NUM_THREADS>*>(role);
+  }
+  __device__ CountingStorage<Config::NUM_THREADS>& counting() {
+    return *reinterpret_cast<CountingStorage<Config::NUM_THREADS>*>(role);
+  }
+};
+
+// By all threads of a CTA that computes.
+template <class Config>
+__device__ __forceinline__ void product_init(ProductStorage<Config>& smem) {
+  if (threadIdx.x == 0) {
+    smem.num_ready = 0;
+    mainloop_init<Config>(smem.mainloop, {0, 1});
+  }
+  __syncthreads();
+}
+
+template <class Config>
+__device__ __forceinline__ void load_weights_stage(MainloopStorage<Config>& smem, int stage,
+                                                   const CUtensorMap* map_w, int n, int k, int expert) {
+  uint64_t* full = &smem.stage_full[stage];
+  if constexpr (Config::B_TRANSPOSED) {
+    ptx::cp_async_bulk_tensor_3d_shared_global(smem.b[stage], map_w, full, k, n, expert);
+  } else {
+#pragma unroll
+    for (int i = 0; i < (Config::BLOCK_N + 63) / 64; ++i) {
+      ptx::cp_async_bulk_tensor_3d_shared_global(smem.b[stage] + i * 64 * 128, map_w, full, n + i * 64, k,
+                                                 expert);
+    }
+  }
+}
+
+// Producer, one thread: rows from `row` of `map_rows` on, once wait() has returned. Weights never wait.
+template <class Config, class Wait>
+__device__ __forceinline__ void load_expert_tile(MainloopStorage<Config>& smem,
+                                                 StageCursor<Config::NUM_STAGES>& cursor,
+                                                 const CUtensorMap* map_rows, int row, const CUtensorMap* map_w,
+                                                 const GroupedTile& work, Wait&& wait) {
+  const int n = work.n_tile * Config::BLOCK_N;
+  for (int k_step = 0; k_step < work.k_end; ++k_step) {
+    mbarrier_wait(&smem.stage_empty[cursor.stage], cursor.phase ^ 1);
+    ptx::mbarrier_arrive_expect_tx(&smem.stage_full[cursor.stage], Config::STAGE_BYTES);
+    load_weights_stage<Config>(smem, cursor.stage, map_w, n, k_step * Config::BLOCK_K, work.group);
+    if (k_step == 0) wait();
+    load_a_stage<Config>(smem, cursor.stage, map_rows, row, k_step * Config::BLOCK_K);
+    cursor.advance();
+  }
+}
+
+// A warpgroup's 64 rows of a tile may all lie beyond the last row of the group.
+__device__ __forceinline__ bool has_rows(const GroupedTile& work, int block) {
+  return work.row + block * 64 < work.row_end;
+}
+
+// Another warp looks at the flags, a lane each, ahead of the producer, whose time a flag's latency would cost.
+constexpr uint32_t ALL_READY = 0x7fffffff;
+__device__ __forceinline__ void pass_ready(uint32_t& num_ready, uint32_t value) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) {
+    __threadfence_block();
+    *static_cast<volatile uint32_t*>(&num_ready) = value;
+  }
+}
+__device__ __forceinline__ void wait_ready(const uint32_t& num_ready, int ordinal) {
+  while (*static_cast<const volatile uint32_t*>(&num_ready) <= static_cast<uint32_t>(ordinal)) {
+  }
+  __threadfence_block();
+  // TMA is another proxy than the loads that saw the flags.
+  ptx::fence_proxy_async_global();
+}
+
+template <class Params>
+struct ExpertKernel {
+  void (*kernel)(Params);
+  int num_threads;
+  int smem_bytes;
+};
+template <class Params>
+struct ExpertTable {
+  // tile; weights as [k, n] or as [n, k]
+  ExpertKernel<Params> entries[NUM_CUDA_TILES][2];
+};
+
+}  // namespace mk::moe
