@@ -24,8 +24,9 @@ const CudaKernel& find_kernel(const RingAttentionCall& call, const RingAttention
 
 cudaError_t prepare_table(const CudaTable& table) {
   for (const CudaKernel& kernel : table.entries) {
-    const cudaError_t error = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel.kernel),
-                                                   cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.smem_bytes);
+    const cudaError_t error =
+        cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel.kernel),
+                             cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.smem_bytes);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;
@@ -44,7 +45,7 @@ Strides strides_of(const RingAttentionCall& call, int heads, int64_t rows) {
 bool encode(CUtensorMap* map, const RingAttentionCall& call, const void* data, const void* any, int heads,
             int64_t rows, int box_rows) {
   const Strides strides = strides_of(call, heads, std::max<int64_t>(1, rows));
-  return encode_tensor_map_4d(map, gemm_type(call.dtype), rows > 0 ? data : any,
+  return encode_tensor_map_4d(map, gemm_type(call.dtype), rows > 0 && call.batch > 0 ? data : any,
                               {call.dim, rows, heads, call.batch}, {strides.row, strides.head, strides.batch},
                               box_rows, 64);
 }

@@ -28,9 +28,9 @@ Status check(const RingAttentionCall& call) {
   if (call.dim > 128)
     return unsupported(call, format("dim: at most 128 on GPUs, saw %d; use MK_DEVICE_HOST", call.dim));
   if (call.seq > INT32_MAX / 2 || call.batch > INT32_MAX / std::max(1, call.heads)) {
-    return unsupported(call, format("batch, heads, seq: more than 2^31 of them together, saw %lld, %d, %lld",
-                                    static_cast<long long>(call.batch), call.heads,
-                                    static_cast<long long>(call.seq)));
+    return unsupported(
+        call, format("batch, heads, seq: more than 2^31 of them together, saw %lld, %d, %lld",
+                     static_cast<long long>(call.batch), call.heads, static_cast<long long>(call.seq)));
   }
   return {};
 }
@@ -79,8 +79,11 @@ int64_t link_bytes(const RingAttentionPlan& plan, const RingAttentionTile& tile)
     if (peer == plan.tiles.rank) continue;
     for (int index = 0; index < plan.panels.num_runs * plan.panels.run_panels; ++index) {
       const PanelUnit unit = panel_unit(plan.panels, slices, plan.tiles.rank, tile.block_n, index);
-      const int begin = slices.begin(plan.tiles.rank, unit.run) + unit.block * tile.block_n;
-      if (sees_some(slices, peer, begin, begin + unit.num_blocks * tile.block_n)) blocks += unit.num_blocks;
+      const int run_begin = slices.begin(plan.tiles.rank, unit.run);
+      const int begin = run_begin + unit.block * tile.block_n;
+      const int end =
+          least(begin + unit.num_blocks * tile.block_n, run_begin + slices.count(plan.tiles.rank, unit.run));
+      if (begin < end && sees_some(slices, peer, begin, end)) blocks += unit.num_blocks;
     }
   }
   return blocks * plan.panels.num_heads * 2 * plan.panels.image_bytes;
@@ -88,7 +91,8 @@ int64_t link_bytes(const RingAttentionPlan& plan, const RingAttentionTile& tile)
 
 }  // namespace
 
-Result<RingAttentionPlan> ring_attention_plan(const RingAttentionCall& call, int rank, int nranks, int num_sms) {
+Result<RingAttentionPlan> ring_attention_plan(const RingAttentionCall& call, int rank, int nranks,
+                                              int num_sms) {
   MK_RETURN_IF_ERROR(check(call));
   const RingAttentionTile& tile = RING_ATTENTION_TILES[call.dim <= 64 ? 0 : 1];
   RingAttentionPlan plan{};
@@ -102,9 +106,10 @@ Result<RingAttentionPlan> ring_attention_plan(const RingAttentionCall& call, int
                 tile.block_m};
   plan.panels = make_panels(call, plan.tiles.slices, tile);
   if (plan.panels.num_flags() > kFlagsPerBank) {
-    return unsupported(call, format("%d key heads of all batches, of %d ranks, are more than there are flags for: "
-                                    "use several calls",
-                                    plan.panels.num_heads, nranks));
+    return unsupported(call,
+                       format("%d key heads of all batches, of %d ranks, are more than there are flags for: "
+                              "use several calls",
+                              plan.panels.num_heads, nranks));
   }
   if (int64_t{call.batch} * call.heads * plan.tiles.tiles_of_head() > INT32_MAX)
     return unsupported(call, "more than 2^31 tiles of queries: use several calls");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Attention of a tile of queries, 64 a consumer warpgroup, over blocks of keys and values that a producer brings
-// into shared memory. The softmax of one block runs under the products of the next, and the warpgroups take turns,
-// so that one's softmax runs under the other's products. Weights stay in registers.
+// Attention of a tile of queries, 64 a consumer warpgroup, over blocks of keys and values that a producer
+// brings into shared memory. The softmax of one block runs under the products of the next, and the warpgroups
+// take turns, so that one's softmax runs under the other's products. Weights stay in registers.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -104,8 +104,8 @@ class AttentionConsumer {
     if (warpgroup_ == Config::NUM_CONSUMER_WARPGROUPS - 1) end_turn();
   }
 
-  // A tile whose queries are on their way. mask(logits) is called for each block in order, `num_blocks` times, at
-  // least once, and sets what is not to be seen to -inf. The outputs are not yet divided by the sums.
+  // A tile whose queries are on their way. mask(logits) is called for each block in order, `num_blocks` times,
+  // at least once, and sets what is not to be seen to -inf. The outputs are not yet divided by the sums.
   template <class Mask>
   __device__ __forceinline__ void attend(int num_blocks, Mask&& mask, float (&outputs)[NUM_OUTPUTS],
                                          SoftmaxRows& rows) {
@@ -195,9 +195,9 @@ class AttentionConsumer {
 #pragma unroll
     for (int k16 = 0; k16 < Config::HEAD_DIM / 16; ++k16) {
       const int column = k16 / 4, within = k16 % 4 * (32 >> 4);
-      ptx::wgmma_mma_async_k16<Element, 0, 0>(logits,
-                                              queries_ + column * (Config::QUERY_COLUMN_BYTES >> 4) + within,
-                                              keys + column * (Config::KEY_COLUMN_BYTES >> 4) + within, k16 > 0);
+      ptx::wgmma_mma_async_k16<Element, 0, 0>(
+          logits, queries_ + column * (Config::QUERY_COLUMN_BYTES >> 4) + within,
+          keys + column * (Config::KEY_COLUMN_BYTES >> 4) + within, k16 > 0);
     }
     ptx::wgmma_commit_group();
   }
@@ -224,9 +224,11 @@ class AttentionConsumer {
   }
 
   // The maximum over a row's four threads.
-  static __device__ __forceinline__ float row_maximum(const float (&logits)[NUM_LOGITS], int row, float maximum) {
+  static __device__ __forceinline__ float row_maximum(const float (&logits)[NUM_LOGITS], int row,
+                                                      float maximum) {
 #pragma unroll
-    for (int i = 0; i < NUM_LOGITS; i += 4) maximum = fmaxf(maximum, fmaxf(logits[i + 2 * row], logits[i + 2 * row + 1]));
+    for (int i = 0; i < NUM_LOGITS; i += 4)
+      maximum = fmaxf(maximum, fmaxf(logits[i + 2 * row], logits[i + 2 * row + 1]));
     maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, 1));
     return fmaxf(maximum, __shfl_xor_sync(~0u, maximum, 2));
   }

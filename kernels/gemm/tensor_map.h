@@ -23,8 +23,8 @@ bool tensor_map_is_prepared();
 bool encode_tensor_map(CUtensorMap* map, GemmType type, const void* base, int64_t rows, int64_t columns,
                        int64_t ld, int box_rows, int box_columns);
 
-// The same of four dimensions, the first contiguous; strides, in bytes, of the others. Boxes of one matrix of the
-// first two.
+// The same of four dimensions, the first contiguous; strides, in bytes, of the others. Boxes of one matrix of
+// the first two.
 bool encode_tensor_map_4d(CUtensorMap* map, GemmType type, const void* base,
                           const std::array<int64_t, 4>& dimensions, const std::array<int64_t, 3>& strides,
                           int box_rows, int box_columns);

@@ -209,12 +209,13 @@ __device__ __forceinline__ void wgmma_mma_async_k16(float (&d)[128], uint64_t de
   }
 }
 
-// The same with A in registers (9.7.15.5.1.1, A fragment): a[0], a[1] are columns 2 (i % 4) and the next of rows
-// i / 4 and i / 4 + 8, a[2], a[3] those 8 columns further on. They must not change until the product is complete.
-#define MK_WGMMA_A_REGISTERS(N, TYPE, D_LIST, D_OUT, A0, A1, A2, A3, B, T_B)                                   \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPE "." TYPE " {" D_LIST "}, {%" A0 ", %" A1  \
-               ", %" A2 ", %" A3 "}, %" B ", 1, 1, 1, %" T_B ";"                                               \
-               : D_OUT                                                                                         \
+// The same with A in registers (9.7.15.5.1.1, A fragment): a[0], a[1] are columns 2 (i % 4) and the next of
+// rows i / 4 and i / 4 + 8, a[2], a[3] those 8 columns further on. They must not change until the product is
+// complete.
+#define MK_WGMMA_A_REGISTERS(N, TYPE, D_LIST, D_OUT, A0, A1, A2, A3, B, T_B)                                  \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPE "." TYPE " {" D_LIST "}, {%" A0 ", %" A1 \
+               ", %" A2 ", %" A3 "}, %" B ", 1, 1, 1, %" T_B ";"                                              \
+               : D_OUT                                                                                        \
                : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(descriptor_b), "n"(TRANSPOSE_B))
 
 template <class Element, int TRANSPOSE_B>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Ring attention between GPUs through the C interface, and on one: o and lse against float64 loops over the whole
-// sequence, outputs poisoned, receive areas full of NaN; the same bits from many runs; replays of a captured launch
-// with other inputs.
+// Ring attention between GPUs through the C interface, and on one: o and lse against float64 loops over the
+// whole sequence, outputs poisoned, receive areas full of NaN; the same bits from many runs; replays of a
+// captured launch with other inputs.
 //
 //   attention_test [--ranks N] [--quick]
 #include <deque>
@@ -59,7 +59,8 @@ class DeviceTensors {
 
  private:
   void copy(void* to, const void* from, int64_t bytes) const {
-    if (bytes > 0) require_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_), "cudaMemcpyAsync");
+    if (bytes > 0)
+      require_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_), "cudaMemcpyAsync");
   }
   const int64_t queries_, keys_, rows_lse_;  // bytes
   cudaStream_t stream_;
@@ -109,7 +110,9 @@ void run_case(Seat& seat, const AttentionProblem& problem, bool stale) {
   launch.verify_forward();
 }
 
-bool runs_on_gpu(const AttentionCase& attention) { return attention.cu_seqlens.empty() && attention.dim <= 128; }
+bool runs_on_gpu(const AttentionCase& attention) {
+  return attention.cu_seqlens.empty() && attention.dim <= 128;
+}
 
 // Tiles, blocks, runs and heads of every kind.
 std::vector<AttentionCase> device_cases(bool quick) {

@@ -3,8 +3,9 @@
 // blocks, which blocks travel to whom and where they land. Pure, host and device.
 //
 // A rank's rows are runs of consecutive positions: one, or two with zigzag. Neither tiles nor blocks cross a
-// run's end. Inside a node each rank pushes its blocks to every other rank that needs them, head by head: a tile
-// needs the keys of its own head only, so that the first tiles wait for the first heads, and not for all of them.
+// run's end. Inside a node each rank pushes its blocks to every other rank that needs them, head by head: a
+// tile needs the keys of its own head only, so that the first tiles wait for the first heads, and not for all
+// of them.
 #pragma once
 
 #include "kernels/protocol.h"
@@ -67,15 +68,16 @@ MK_HOST_DEVICE VisibleRange visible_range(const CudaSlices& slices, int first_po
 
 // Keys of one head: block_n of a run's positions, or what is left of it.
 struct KeyBlock {
-  int step;      // whose: the rank `step` places after this one
+  int step;  // whose: the rank `step` places after this one
   int run;
-  int index;     // in its run
-  int position;  // of its first key
-  int run_end;   // position behind its run
+  int index;       // in its run
+  int position;    // of its first key
+  int run_end;     // position behind its run
   bool is_masked;  // some query of the tile does not see all of it
 };
 
-// The blocks of which a tile's queries see something: its own rank's first, then those of the next ranks in turn.
+// The blocks of which a tile's queries see something: its own rank's first, then those of the next ranks in
+// turn.
 class KeyBlockWalk {
  public:
   MK_HOST_DEVICE KeyBlockWalk(const CudaSlices& slices, int rank, int block_n, const VisibleRange& visible)
@@ -89,8 +91,8 @@ class KeyBlockWalk {
     const int end = least(position + block_n_, run_end_);
     // Keys behind the run's end are masked, too.
     const bool is_whole = position + block_n_ <= run_end_;
-    *block = {step_, run_, index_, position, run_end_,
-              !is_whole || visible_.last_begin > position || visible_.first_end < end};
+    *block = {step_,    run_,     index_,
+              position, run_end_, !is_whole || visible_.last_begin > position || visible_.first_end < end};
     ++index_;
     return true;
   }
@@ -141,12 +143,8 @@ struct QueryTiles {
   int kv_heads;
   int block_m;
 
-  MK_HOST_DEVICE int tiles_of_run(int run) const {
-    return (slices.count(rank, run) + block_m - 1) / block_m;
-  }
-  MK_HOST_DEVICE int tiles_of_head() const {
-    return tiles_of_run(0) + (slices.zigzag ? tiles_of_run(1) : 0);
-  }
+  MK_HOST_DEVICE int tiles_of_run(int run) const { return (slices.count(rank, run) + block_m - 1) / block_m; }
+  MK_HOST_DEVICE int tiles_of_head() const { return tiles_of_run(0) + (slices.zigzag ? tiles_of_run(1) : 0); }
   MK_HOST_DEVICE int size() const { return batch * heads * tiles_of_head(); }
   MK_HOST_DEVICE QueryTile at(int index) const {
     const int tiles = tiles_of_head(), group = heads / kv_heads;
@@ -168,17 +166,17 @@ struct QueryTiles {
   }
 };
 
-// How keys and values travel: a panel is up to panel_blocks blocks of one run and one key head, keys and values,
-// with one flag. In the receive area of a bank lies, for each step (of a peer's rank to this one's) but 0, key
-// head, and block of each run, the image that the block's keys have in shared memory, then its values'.
+// How keys and values travel: a panel is up to panel_blocks blocks of one run and one key head, keys and
+// values, with one flag. In the receive area of a bank lies, for each step (of a peer's rank to this one's) but
+// 0, key head, and block of each run, the image that the block's keys have in shared memory, then its values'.
 struct KeyPanels {
   int nranks;
   int num_heads;  // key heads of all batches
   int num_runs;
-  int run_blocks;    // most blocks of a run
+  int run_blocks;  // most blocks of a run
   int panel_blocks;
-  int run_panels;    // most panels of a run
-  int image_bytes;   // of a block's keys, or values
+  int run_panels;   // most panels of a run
+  int image_bytes;  // of a block's keys, or values
 
   MK_HOST_DEVICE size_t offset(int step, int head, int run, int block) const {
     return (((static_cast<size_t>(step - 1) * num_heads + head) * num_runs + run) * run_blocks + block) * 2 *
@@ -189,9 +187,7 @@ struct KeyPanels {
   MK_HOST_DEVICE int flag(int step, int head, int run, int panel) const {
     return (((step - 1) * num_heads + head) * num_runs + run) * run_panels + panel;
   }
-  MK_HOST_DEVICE int64_t num_flags() const {
-    return int64_t{nranks - 1} * num_heads * num_runs * run_panels;
-  }
+  MK_HOST_DEVICE int64_t num_flags() const { return int64_t{nranks - 1} * num_heads * num_runs * run_panels; }
   MK_HOST_DEVICE int num_units() const { return num_heads * num_runs * run_panels; }
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Ring attention as one persistent kernel: some CTAs push this rank's keys and values to the peers that need them,
-// head by head, and then compute like all others: tiles of queries, each over the keys of all ranks, which it takes
-// as they arrive.
+// Ring attention as one persistent kernel: some CTAs push this rank's keys and values to the peers that need
+// them, head by head, and then compute like all others: tiles of queries, each over the keys of all ranks,
+// which it takes as they arrive.
 #pragma once
 
 #include "kernels/device/attention.cuh"
@@ -133,8 +133,7 @@ __device__ __forceinline__ void store_piece(const RankLaunch& launch, const Cuda
     // To the nearest one before this rank first: it takes this rank's keys next to its own.
     const int peer = rank >= step ? rank - step : rank - step + nranks;
     if (!peer_needs<Config>(params, piece.unit, peer)) continue;
-    const size_t offset =
-        params.panels.offset(step, piece.unit.head, piece.unit.run, piece.block) + within;
+    const size_t offset = params.panels.offset(step, piece.unit.head, piece.unit.run, piece.block) + within;
     ptx::cp_async_bulk_global_shared(launch.area(peer, offset), buffer, Config::KEY_COLUMN_BYTES);
   }
   ptx::cp_async_bulk_commit_group();
@@ -146,8 +145,7 @@ __device__ __forceinline__ void push_keys(const RankLaunch& launch, const CudaPa
                                           CudaStorage<Config>& smem, int warp, int push_cta) {
   static_assert(NUM_KEY_PUSH_WARPS * NUM_KEY_PUSH_STAGES * Config::KEY_COLUMN_BYTES <=
                 2 * Config::NUM_STAGES * Config::KEY_BYTES);
-  uint8_t* const buffers =
-      smem.attention.keys[0] + warp * NUM_KEY_PUSH_STAGES * Config::KEY_COLUMN_BYTES;
+  uint8_t* const buffers = smem.attention.keys[0] + warp * NUM_KEY_PUSH_STAGES * Config::KEY_COLUMN_BYTES;
   uint64_t* const full = smem.pushed_full[warp];
   const bool leads = threadIdx.x % 32 == 0;
   PushNotes notes(smem.signals, warp);
@@ -169,7 +167,8 @@ __device__ __forceinline__ void push_keys(const RankLaunch& launch, const CudaPa
     if (has_following) {
       ptx::cp_async_bulk_wait_group_read<0>();  // the piece before has been read from where this one goes
       if (leads) {
-        load_piece<Config>(params, following, buffers + (stage ^ 1) * Config::KEY_COLUMN_BYTES, &full[stage ^ 1]);
+        load_piece<Config>(params, following, buffers + (stage ^ 1) * Config::KEY_COLUMN_BYTES,
+                           &full[stage ^ 1]);
       }
     }
     wait_barrier(&full[stage], count / NUM_KEY_PUSH_STAGES & 1);
@@ -212,7 +211,8 @@ __device__ __forceinline__ void signal_keys(const RankLaunch& launch, const Cuda
         return &params.comm.state->counts[unit_of(note)];
       },
       [&](uint64_t note) {
-        const PanelUnit unit = panel_unit(panels, params.tiles.slices, params.comm.rank, Config::BLOCK_N, unit_of(note));
+        const PanelUnit unit =
+            panel_unit(panels, params.tiles.slices, params.comm.rank, Config::BLOCK_N, unit_of(note));
         for (int step = 1; step < params.comm.nranks; ++step) {
           const int peer =
               params.comm.rank >= step ? params.comm.rank - step : params.comm.rank - step + params.comm.nranks;
@@ -322,7 +322,8 @@ class Producer {
     wait_barrier(empty, stage.phase ^ 1);
     ptx::mbarrier_arrive_expect_tx(full, Config::KEY_BYTES);
     if (block.step == 0) {
-      const int row = params_.tiles.slices.first_row(params_.comm.rank, block.run) + block.index * Config::BLOCK_N;
+      const int row =
+          params_.tiles.slices.first_row(params_.comm.rank, block.run) + block.index * Config::BLOCK_N;
 #pragma unroll
       for (int column = 0; column < Config::NUM_COLUMN_BLOCKS; ++column) {
         ptx::cp_async_bulk_tensor_4d_shared_global(to + column * Config::KEY_COLUMN_BYTES,
@@ -387,7 +388,6 @@ __device__ __forceinline__ void store_tile(const CudaParams& params, const Query
     const bool is_row = at < tile.num_rows;
     // A query that sees nothing, or logits of -inf only, gets zeros.
     const bool is_none = rows.maximum[row] == -INFINITY;
-    const float factor = is_none ? 0.0f : 1.0f / rows.sum[row];
     std::byte* const to = params.o + tile.batch * params.o_batch_bytes + tile.head * params.o_head_bytes +
                           (int64_t{tile.row} + at) * params.o_row_bytes;
 #pragma unroll
@@ -396,7 +396,9 @@ __device__ __forceinline__ void store_tile(const CudaParams& params, const Query
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const int first = 4 * (4 * i + j) + 2 * row;
-        words[j] = is_none ? 0 : pack_pair<Element>(outputs[first] * factor, outputs[first + 1] * factor);
+        words[j] = is_none
+                       ? 0
+                       : pack_pair<Element>(outputs[first] / rows.sum[row], outputs[first + 1] / rows.sum[row]);
       }
       transpose_quad(words);
       const int column = 8 * (4 * i + lane);
@@ -431,7 +433,8 @@ __device__ __forceinline__ void consume(const CudaParams& params, CudaStorage<Co
     const VisibleRange visible = visible_range(slices, tile.position, tile.position + tile.num_rows - 1);
     KeyBlock block;
     int num_blocks = 0;
-    for (KeyBlockWalk walk(slices, params.comm.rank, Config::BLOCK_N, visible); walk.next(&block);) ++num_blocks;
+    for (KeyBlockWalk walk(slices, params.comm.rank, Config::BLOCK_N, visible); walk.next(&block);)
+      ++num_blocks;
     RowRanges ranges;
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
@@ -510,8 +513,12 @@ const CudaTable& cuda_kernels_fp16();
 template <class Config>
 constexpr CudaKernel cuda_kernel_entry() {
   static_assert(sizeof(CudaStorage<Config>) <= 227 * 1024);
-  return {ring_attention_kernel<Config>, Config::NUM_THREADS, sizeof(CudaStorage<Config>),
-          Config::HEAD_DIM,              Config::BLOCK_M,     Config::BLOCK_N};
+  return {ring_attention_kernel<Config>,
+          Config::NUM_THREADS,
+          sizeof(CudaStorage<Config>),
+          Config::HEAD_DIM,
+          Config::BLOCK_M,
+          Config::BLOCK_N};
 }
 
 template <class Element>
