@@ -60,9 +60,10 @@ std::string walk_problem(const Cut& cut, const QueryTile& tile) {
   const int last = tile.position + tile.num_rows - 1;
   KeyBlockWalk walk(slices, cut.tiles.rank, cut.block_n, visible_range(slices, tile.position, last));
   std::set<int> keys;
-  int step = 0;
+  int step = 0, left = walk.count();
   for (KeyBlock block; walk.next(&block);) {
     const int source = (cut.tiles.rank + block.step) % slices.nranks;
+    --left;
     if (block.step < step) return "a source out of turn";
     step = block.step;
     if (block.position != slices.begin(source, block.run) + block.index * cut.block_n)
@@ -86,6 +87,7 @@ std::string walk_problem(const Cut& cut, const QueryTile& tile) {
                    std::min(block.position + cut.block_n, block.run_end)))
       return "a block that does not travel";
   }
+  if (left != 0) return "a wrong count";
   for (int query = tile.position; query <= last; ++query) {
     for (int key = 0; key < slices.seq; ++key) {
       if (cut.sees(query, key) && keys.count(key) == 0) return "a key is missing";

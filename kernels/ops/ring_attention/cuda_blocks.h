@@ -83,6 +83,13 @@ class KeyBlockWalk {
   MK_HOST_DEVICE KeyBlockWalk(const CudaSlices& slices, int rank, int block_n, const VisibleRange& visible)
       : slices_(slices), rank_(rank), block_n_(block_n), visible_(visible) {}
 
+  // How many there are: before the first next().
+  MK_HOST_DEVICE int count() const {
+    KeyBlockWalk runs(*this);
+    int blocks = 0;
+    while (runs.next_run()) blocks += most(0, runs.end_ - runs.index_);
+    return blocks;
+  }
   MK_HOST_DEVICE bool next(KeyBlock* block) {
     while (index_ >= end_) {
       if (!next_run()) return false;

@@ -431,10 +431,9 @@ __device__ __forceinline__ void consume(const CudaParams& params, CudaStorage<Co
     if (item < 0) return;
     const QueryTile tile = params.tiles.at(item);
     const VisibleRange visible = visible_range(slices, tile.position, tile.position + tile.num_rows - 1);
+    KeyBlockWalk walk(slices, params.comm.rank, Config::BLOCK_N, visible);
+    const int num_blocks = walk.count();
     KeyBlock block;
-    int num_blocks = 0;
-    for (KeyBlockWalk walk(slices, params.comm.rank, Config::BLOCK_N, visible); walk.next(&block);)
-      ++num_blocks;
     RowRanges ranges;
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
@@ -445,7 +444,6 @@ __device__ __forceinline__ void consume(const CudaParams& params, CudaStorage<Co
     }
     const Tracer tracer(params.comm.trace, TRACE_COMPUTE + warpgroup);
     tracer.begin(TraceKind::compute, item);
-    KeyBlockWalk walk(slices, params.comm.rank, Config::BLOCK_N, visible);
     float outputs[Config::HEAD_DIM / 2];
     SoftmaxRows rows;
     attention.attend(
