@@ -5,6 +5,7 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
+#include <array>
 #include <cstdint>
 
 #include "kernels/gemm/gemm_plan.h"
@@ -29,5 +30,11 @@ bool encode_tensor_map_of_slices(CUtensorMap* map, GemmType type, const void* ba
 
 // The same of another matrix of the same sizes; a fraction of the time that encoding takes.
 bool move_tensor_map(CUtensorMap* map, const void* base);
+
+// The same of four dimensions, the first contiguous; strides, in bytes, of the others. Boxes of one matrix of
+// the first two.
+bool encode_tensor_map_4d(CUtensorMap* map, GemmType type, const void* base,
+                          const std::array<int64_t, 4>& dimensions, const std::array<int64_t, 3>& strides,
+                          int box_rows, int box_columns);
 
 }  // namespace mk

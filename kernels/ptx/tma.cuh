@@ -39,6 +39,19 @@ __device__ __forceinline__ void cp_async_bulk_tensor_3d_shared_global(void* smem
       : "memory");
 }
 
+// The same of a tensor of four.
+__device__ __forceinline__ void cp_async_bulk_tensor_4d_shared_global(void* smem_destination,
+                                                                      const CUtensorMap* map, uint64_t* barrier,
+                                                                      int coordinate0, int coordinate1,
+                                                                      int coordinate2, int coordinate3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(smem_address(smem_destination)),
+      "l"(map), "r"(smem_address(barrier)), "r"(coordinate0), "r"(coordinate1), "r"(coordinate2),
+      "r"(coordinate3)
+      : "memory");
+}
+
 // PTX ISA: cp.async.bulk.tensor, `.multicast::cluster`: the same offset in each CTA of `cta_mask`,
 // each CTA's own barrier at that offset being credited.
 __device__ __forceinline__ void cp_async_bulk_tensor_2d_shared_global_multicast_cluster(

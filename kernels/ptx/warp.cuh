@@ -59,6 +59,13 @@ __device__ __forceinline__ uint4 ld_shared_v4(uint32_t smem_address) {
   return value;
 }
 
+// PTX ISA 9.7.3.22: ex2, `.approx` and `.ftz`: 2 to the power x, 0 for -inf.
+__device__ __forceinline__ float ex2_approx(float x) {
+  float value;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(value) : "f"(x));
+  return value;
+}
+
 // PTX ISA 10: special registers
 __device__ __forceinline__ uint32_t cluster_ctarank() {
   uint32_t value;

@@ -27,6 +27,20 @@ __device__ __forceinline__ void wgmma_wait_group() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(NUM_PENDING) : "memory");
 }
 
+// Keeps what touches these registers on its side of a wgmma, or of the wait for one: the compiler does not know
+// that the instruction goes on writing, or reading, them.
+template <class T, int COUNT>
+__device__ __forceinline__ void wgmma_fence_registers(T (&registers)[COUNT]) {
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) {
+    if constexpr (std::is_same_v<T, float>) {
+      asm volatile("" : "+f"(registers[i])::"memory");
+    } else {
+      asm volatile("" : "+r"(registers[i])::"memory");
+    }
+  }
+}
+
 // PTX ISA 9.7.15.5.1.2.2, matrix descriptor, 128-byte swizzle, base offset 0 (1,024-byte aligned
 // atoms). K-major: `stride_bytes` from 8 rows to the next 8, `leading_bytes` unused. MN-major:
 // `stride_bytes` from 8 k to the next 8, `leading_bytes` from 64 elements of M or N to the next 64.
@@ -53,6 +67,13 @@ __device__ __forceinline__ constexpr uint64_t wgmma_descriptor_swizzle_128b(uint
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
   "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define MK_WGMMA_D88                                                                 \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
+  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+  "%80, %81, %82, %83, %84, %85, %86, %87"
 #define MK_WGMMA_D96                                                                 \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
@@ -87,6 +108,10 @@ __device__ __forceinline__ constexpr uint64_t wgmma_descriptor_swizzle_128b(uint
 #define MK_WGMMA_OUT80(d)                                                                           \
   MK_WGMMA_D8(d, 0), MK_WGMMA_D8(d, 8), MK_WGMMA_D8(d, 16), MK_WGMMA_D8(d, 24), MK_WGMMA_D8(d, 32), \
       MK_WGMMA_D8(d, 40), MK_WGMMA_D8(d, 48), MK_WGMMA_D8(d, 56), MK_WGMMA_D8(d, 64), MK_WGMMA_D8(d, 72)
+#define MK_WGMMA_OUT88(d)                                                                                 \
+  MK_WGMMA_D8(d, 0), MK_WGMMA_D8(d, 8), MK_WGMMA_D8(d, 16), MK_WGMMA_D8(d, 24), MK_WGMMA_D8(d, 32),       \
+      MK_WGMMA_D8(d, 40), MK_WGMMA_D8(d, 48), MK_WGMMA_D8(d, 56), MK_WGMMA_D8(d, 64), MK_WGMMA_D8(d, 72), \
+      MK_WGMMA_D8(d, 80)
 #define MK_WGMMA_OUT96(d)                                                                                 \
   MK_WGMMA_D8(d, 0), MK_WGMMA_D8(d, 8), MK_WGMMA_D8(d, 16), MK_WGMMA_D8(d, 24), MK_WGMMA_D8(d, 32),       \
       MK_WGMMA_D8(d, 40), MK_WGMMA_D8(d, 48), MK_WGMMA_D8(d, 56), MK_WGMMA_D8(d, 64), MK_WGMMA_D8(d, 72), \
@@ -145,6 +170,16 @@ __device__ __forceinline__ void wgmma_mma_async_k16(float (&d)[80], uint64_t des
 }
 
 template <class Element, int TRANSPOSE_A, int TRANSPOSE_B>
+__device__ __forceinline__ void wgmma_mma_async_k16(float (&d)[88], uint64_t descriptor_a,
+                                                    uint64_t descriptor_b, int accumulate) {
+  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
+    MK_WGMMA("176", "bf16", MK_WGMMA_D88, MK_WGMMA_OUT88(d), "88", "89", "90", "91", "92");
+  } else {
+    MK_WGMMA("176", "f16", MK_WGMMA_D88, MK_WGMMA_OUT88(d), "88", "89", "90", "91", "92");
+  }
+}
+
+template <class Element, int TRANSPOSE_A, int TRANSPOSE_B>
 __device__ __forceinline__ void wgmma_mma_async_k16(float (&d)[96], uint64_t descriptor_a,
                                                     uint64_t descriptor_b, int accumulate) {
   if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
@@ -174,6 +209,38 @@ __device__ __forceinline__ void wgmma_mma_async_k16(float (&d)[128], uint64_t de
   }
 }
 
+// The same with A in registers (9.7.15.5.1.1, A fragment): a[0], a[1] are columns 2 (i % 4) and the next of
+// rows i / 4 and i / 4 + 8, a[2], a[3] those 8 columns further on. They must not change until the product is
+// complete.
+#define MK_WGMMA_A_REGISTERS(N, TYPE, D_LIST, D_OUT, A0, A1, A2, A3, B, T_B)                                  \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPE "." TYPE " {" D_LIST "}, {%" A0 ", %" A1 \
+               ", %" A2 ", %" A3 "}, %" B ", 1, 1, 1, %" T_B ";"                                              \
+               : D_OUT                                                                                        \
+               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(descriptor_b), "n"(TRANSPOSE_B))
+
+template <class Element, int TRANSPOSE_B>
+__device__ __forceinline__ void wgmma_mma_async_k16_a_registers(float (&d)[32], uint32_t a0, uint32_t a1,
+                                                                uint32_t a2, uint32_t a3,
+                                                                uint64_t descriptor_b) {
+  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
+    MK_WGMMA_A_REGISTERS("64", "bf16", MK_WGMMA_D32, MK_WGMMA_OUT32(d), "32", "33", "34", "35", "36", "37");
+  } else {
+    MK_WGMMA_A_REGISTERS("64", "f16", MK_WGMMA_D32, MK_WGMMA_OUT32(d), "32", "33", "34", "35", "36", "37");
+  }
+}
+
+template <class Element, int TRANSPOSE_B>
+__device__ __forceinline__ void wgmma_mma_async_k16_a_registers(float (&d)[64], uint32_t a0, uint32_t a1,
+                                                                uint32_t a2, uint32_t a3,
+                                                                uint64_t descriptor_b) {
+  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
+    MK_WGMMA_A_REGISTERS("128", "bf16", MK_WGMMA_D64, MK_WGMMA_OUT64(d), "64", "65", "66", "67", "68", "69");
+  } else {
+    MK_WGMMA_A_REGISTERS("128", "f16", MK_WGMMA_D64, MK_WGMMA_OUT64(d), "64", "65", "66", "67", "68", "69");
+  }
+}
+
+#undef MK_WGMMA_A_REGISTERS
 #undef MK_WGMMA
 #undef MK_WGMMA_D32
 #undef MK_WGMMA_OUT32
@@ -181,6 +248,8 @@ __device__ __forceinline__ void wgmma_mma_async_k16(float (&d)[128], uint64_t de
 #undef MK_WGMMA_OUT64
 #undef MK_WGMMA_D80
 #undef MK_WGMMA_OUT80
+#undef MK_WGMMA_D88
+#undef MK_WGMMA_OUT88
 #undef MK_WGMMA_D96
 #undef MK_WGMMA_OUT96
 #undef MK_WGMMA_D112

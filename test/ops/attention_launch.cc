@@ -160,12 +160,16 @@ void AttentionLaunch::fill(Arguments& args) const {
   args.tuning = &attention.tuning;
 }
 
-mk_status_t AttentionLaunch::try_forward() const {
-  mk_ring_attention_args_t args = MK_RING_ATTENTION_ARGS_INIT;
+void AttentionLaunch::fill_forward(mk_ring_attention_args_t& args) const {
   fill(args);
   args.o = o_.data.data();
   args.lse = lse_.data();
   if (change) change(args);
+}
+
+mk_status_t AttentionLaunch::try_forward() const {
+  mk_ring_attention_args_t args = MK_RING_ATTENTION_ARGS_INIT;
+  fill_forward(args);
   return mk_ring_attention(session_.comm(), &args, nullptr);
 }
 

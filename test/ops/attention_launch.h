@@ -18,6 +18,8 @@ class AttentionLaunch {
  public:
   AttentionLaunch(RankSession& session, const AttentionProblem& problem);
 
+  // The forward call's arguments, `change` applied.
+  void fill_forward(mk_ring_attention_args_t& args) const;
   mk_status_t try_forward() const;
   mk_status_t try_backward() const;
   bool forward() const { return session_.ok(try_forward(), "mk_ring_attention"); }

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: MIT
+// How ring attention is run on the GPUs of a node: pure host code, globally equal fields in, configuration out.
+#pragma once
+
+#include "kernels/ops/ring_attention/cuda_blocks.h"
+#include "kernels/ring_attention_call.h"
+#include "lib/status.h"
+
+namespace mk {
+
+struct RingAttentionPlan {
+  mk_plan_t plan;
+  int head_dim = 0;  // of the kernel: 64 or 128
+  ring_attention::QueryTiles tiles;
+  ring_attention::KeyPanels panels;
+  int num_push_ctas = 0;
+  int64_t area_bytes = 0;  // of a receive bank, for any causal mode
+};
+
+// Queries of a tile, keys of a block, and the images of a block: what the kernels are built for.
+struct RingAttentionTile {
+  int head_dim;
+  int block_m;
+  int block_n;
+};
+constexpr RingAttentionTile RING_ATTENTION_TILES[] = {{64, 128, 128}, {128, 128, 128}};
+constexpr int NUM_RING_ATTENTION_TILES = 2;
+
+// MK_ERROR_UNSUPPORTED says in words what is not built.
+Result<RingAttentionPlan> ring_attention_plan(const RingAttentionCall& call, int rank, int nranks, int num_sms);
+
+}  // namespace mk

@@ -1,0 +1,529 @@
+// SPDX-License-Identifier: MIT
+// Ring attention as one persistent kernel: some CTAs push this rank's keys and values to the peers that need
+// them, head by head, and then compute like all others: tiles of queries, each over the keys of all ranks,
+// which it takes as they arrive.
+#pragma once
+
+#include "kernels/device/attention.cuh"
+#include "kernels/device/push_signals.cuh"
+#include "kernels/device/rank_launch.cuh"
+#include "kernels/ops/ring_attention/cuda_params.h"
+#include "kernels/ptx/tma.cuh"
+
+namespace mk::ring_attention {
+
+constexpr int NUM_ITEMS_AHEAD = 2;
+constexpr int NUM_KEY_PUSH_WARPS = 3;  // of a CTA that pushes
+constexpr int NUM_KEY_PUSH_STAGES = 2;
+
+template <class Config>
+struct CudaStorage {
+  AttentionStorage<Config> attention;
+  // Tiles' numbers, from the producer to the consumers; -1 behind the last.
+  int items[NUM_ITEMS_AHEAD];
+  uint64_t item_full[NUM_ITEMS_AHEAD];
+  uint64_t item_empty[NUM_ITEMS_AHEAD];
+  // While a CTA pushes, its pieces pass through the room of keys and values.
+  uint64_t pushed_full[NUM_KEY_PUSH_WARPS][NUM_KEY_PUSH_STAGES];
+  PushSignals<NUM_KEY_PUSH_WARPS> signals;
+};
+
+template <class Config>
+__device__ __forceinline__ void storage_init(CudaStorage<Config>& smem) {
+  attention_init(smem.attention);
+  for (int slot = 0; slot < NUM_ITEMS_AHEAD; ++slot) {
+    ptx::mbarrier_init(&smem.item_full[slot], 1);
+    ptx::mbarrier_init(&smem.item_empty[slot], Config::NUM_CONSUMER_WARPS);
+  }
+  for (auto& warp : smem.pushed_full) {
+    for (uint64_t& full : warp) ptx::mbarrier_init(&full, 1);
+  }
+  push_signals_init(smem.signals);
+  ptx::fence_mbarrier_init_release_cluster();
+}
+
+struct ItemCursor {
+  int slot = 0;
+  uint32_t phase = 0;
+  __device__ __forceinline__ void advance() {
+    if (++slot == NUM_ITEMS_AHEAD) {
+      slot = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+__device__ __forceinline__ void wait_barrier(uint64_t* barrier, uint32_t phase) {
+  while (!ptx::mbarrier_try_wait_parity(barrier, phase)) {
+  }
+}
+
+__device__ __forceinline__ int wrap(int rank, int nranks) { return rank < nranks ? rank : rank - nranks; }
+
+// ------------------------------------------------------------------ pushing
+
+// Columns of 64 of a block's keys or values.
+struct Piece {
+  PanelUnit unit;
+  int block;   // of its run
+  bool value;  // and not key
+  int column_block;
+};
+
+// The pieces of one push warp: of every `stride`-th unit.
+template <class Config>
+class PieceWalk {
+ public:
+  __device__ PieceWalk(const CudaParams& params, int first, int stride)
+      : params_(params), next_unit_(first), stride_(stride) {}
+
+  // `ends_unit`: no other piece of the unit follows.
+  __device__ __forceinline__ bool next(Piece* piece, bool* ends_unit) {
+    constexpr int PER_BLOCK = 2 * Config::NUM_COLUMN_BLOCKS;
+    while (at_ == unit_.num_blocks * PER_BLOCK) {
+      if (next_unit_ >= params_.panels.num_units()) return false;
+      unit_ = panel_unit(params_.panels, params_.tiles.slices, params_.comm.rank, Config::BLOCK_N, next_unit_);
+      next_unit_ += stride_;
+      at_ = 0;
+    }
+    const int within = at_ % PER_BLOCK;
+    *piece = {unit_, unit_.block + at_ / PER_BLOCK, within >= Config::NUM_COLUMN_BLOCKS,
+              within % Config::NUM_COLUMN_BLOCKS};
+    *ends_unit = ++at_ == unit_.num_blocks * PER_BLOCK;
+    return true;
+  }
+
+ private:
+  const CudaParams& params_;
+  int next_unit_;
+  const int stride_;
+  PanelUnit unit_{};
+  int at_ = 0;
+};
+
+// Does `peer` need one of the unit's keys?
+template <class Config>
+__device__ __forceinline__ bool peer_needs(const CudaParams& params, const PanelUnit& unit, int peer) {
+  const CudaSlices& slices = params.tiles.slices;
+  const int run_begin = slices.begin(params.comm.rank, unit.run);
+  const int run_end = run_begin + slices.count(params.comm.rank, unit.run);
+  const int begin = run_begin + unit.block * Config::BLOCK_N;
+  return sees_some(slices, peer, begin, least(begin + unit.num_blocks * Config::BLOCK_N, run_end));
+}
+
+template <class Config>
+__device__ __forceinline__ void load_piece(const CudaParams& params, const Piece& piece, uint8_t* buffer,
+                                           uint64_t* full) {
+  const CudaSlices& slices = params.tiles.slices;
+  const int row = slices.first_row(params.comm.rank, piece.unit.run) + piece.block * Config::BLOCK_N;
+  const int batch = piece.unit.head / params.tiles.kv_heads;
+  ptx::mbarrier_arrive_expect_tx(full, Config::KEY_COLUMN_BYTES);
+  ptx::cp_async_bulk_tensor_4d_shared_global(buffer, piece.value ? &params.map_v : &params.map_k, full,
+                                             piece.column_block * 64, row,
+                                             piece.unit.head - batch * params.tiles.kv_heads, batch);
+}
+
+template <class Config>
+__device__ __forceinline__ void store_piece(const RankLaunch& launch, const CudaParams& params,
+                                            const Piece& piece, const uint8_t* buffer) {
+  const int rank = params.comm.rank, nranks = params.comm.nranks;
+  const size_t within = (piece.value ? Config::KEY_BYTES : 0) + piece.column_block * Config::KEY_COLUMN_BYTES;
+#pragma unroll 1
+  for (int step = 1; step < nranks; ++step) {
+    // To the nearest one before this rank first: it takes this rank's keys next to its own.
+    const int peer = rank >= step ? rank - step : rank - step + nranks;
+    if (!peer_needs<Config>(params, piece.unit, peer)) continue;
+    const size_t offset = params.panels.offset(step, piece.unit.head, piece.unit.run, piece.block) + within;
+    ptx::cp_async_bulk_global_shared(launch.area(peer, offset), buffer, Config::KEY_COLUMN_BYTES);
+  }
+  ptx::cp_async_bulk_commit_group();
+}
+
+// A push warp; its first lane does it all. Notes units that have arrived at all peers.
+template <class Config>
+__device__ __forceinline__ void push_keys(const RankLaunch& launch, const CudaParams& params,
+                                          CudaStorage<Config>& smem, int warp, int push_cta) {
+  static_assert(NUM_KEY_PUSH_WARPS * NUM_KEY_PUSH_STAGES * Config::KEY_COLUMN_BYTES <=
+                2 * Config::NUM_STAGES * Config::KEY_BYTES);
+  uint8_t* const buffers = smem.attention.keys[0] + warp * NUM_KEY_PUSH_STAGES * Config::KEY_COLUMN_BYTES;
+  uint64_t* const full = smem.pushed_full[warp];
+  const bool leads = threadIdx.x % 32 == 0;
+  PushNotes notes(smem.signals, warp);
+  PieceWalk<Config> walk(params, push_cta + warp * params.num_push_ctas,
+                         NUM_KEY_PUSH_WARPS * params.num_push_ctas);
+  const Tracer tracer(params.comm.trace, trace_track());
+  const auto note_of = [&](const PanelUnit& unit) {
+    return static_cast<uint64_t>(unit.head) << 32 | static_cast<uint32_t>(unit.run) << 31 | unit.panel;
+  };
+  Piece piece, following;
+  bool ends = false, following_ends = false;
+  bool has_piece = walk.next(&piece, &ends);
+  if (has_piece && leads) load_piece<Config>(params, piece, buffers, &full[0]);
+  bool has_note = false;  // a unit all of which is stored, but may not have arrived
+  uint64_t note = 0;
+  for (uint32_t count = 0; has_piece; ++count) {
+    const int stage = count % NUM_KEY_PUSH_STAGES;
+    const bool has_following = walk.next(&following, &following_ends);
+    if (has_following) {
+      ptx::cp_async_bulk_wait_group_read<0>();  // the piece before has been read from where this one goes
+      if (leads) {
+        load_piece<Config>(params, following, buffers + (stage ^ 1) * Config::KEY_COLUMN_BYTES,
+                           &full[stage ^ 1]);
+      }
+    }
+    wait_barrier(&full[stage], count / NUM_KEY_PUSH_STAGES & 1);
+    tracer.begin(TraceKind::copy, piece.unit.panel);
+    if (leads) store_piece<Config>(launch, params, piece, buffers + stage * Config::KEY_COLUMN_BYTES);
+    // What came before has had the time of a piece to arrive.
+    if (has_note) {
+      ptx::cp_async_bulk_wait_group<1>();
+      __syncwarp();
+      notes.add(note);
+    }
+    tracer.end();
+    has_note = ends;
+    note = note_of(piece.unit);
+    piece = following;
+    ends = following_ends;
+    has_piece = has_following;
+  }
+  ptx::cp_async_bulk_wait_group<0>();
+  __syncwarp();
+  if (has_note) notes.add(note);
+  notes.end();
+}
+
+// The producer's warp of a CTA that pushes: tells the peers what has arrived, until all is.
+template <class Config>
+__device__ __forceinline__ void signal_keys(const RankLaunch& launch, const CudaParams& params,
+                                            CudaStorage<Config>& smem) {
+  const KeyPanels& panels = params.panels;
+  const auto unit_of = [&](uint64_t note) {
+    const int head = static_cast<int>(note >> 32);
+    const int run = static_cast<int>(note >> 31 & 1);
+    const int panel = static_cast<int>(note & 0x7FFFFFFF);
+    return (head * panels.num_runs + run) * panels.run_panels + panel;
+  };
+  send_signals(
+      smem.signals,
+      [&](uint64_t note, uint32_t* expected) {
+        *expected = 1;
+        return &params.comm.state->counts[unit_of(note)];
+      },
+      [&](uint64_t note) {
+        const PanelUnit unit =
+            panel_unit(panels, params.tiles.slices, params.comm.rank, Config::BLOCK_N, unit_of(note));
+        for (int step = 1; step < params.comm.nranks; ++step) {
+          const int peer =
+              params.comm.rank >= step ? params.comm.rank - step : params.comm.rank - step + params.comm.nranks;
+          if (!peer_needs<Config>(params, unit, peer)) continue;
+          launch.raise_flag_relaxed(peer, panels.flag(step, unit.head, unit.run, unit.panel));
+        }
+      });
+}
+
+// ------------------------------------------------------------------ loading
+
+// The producer, one thread: hands out tiles and brings their queries, keys and values.
+template <class Config>
+class Producer {
+ public:
+  using Storage = CudaStorage<Config>;
+
+  __device__ Producer(const RankLaunch& launch, const CudaParams& params, Storage& smem)
+      : launch_(launch), params_(params), smem_(smem) {}
+
+  __device__ __forceinline__ void run() {
+    ptx::prefetch_tensormap(&params_.map_q);
+    ptx::prefetch_tensormap(&params_.map_k);
+    ptx::prefetch_tensormap(&params_.map_v);
+    const int num_items = params_.tiles.size();
+    ItemCursor cursor;
+    int item = take();
+    while (true) {
+      wait_barrier(&smem_.item_empty[cursor.slot], cursor.phase ^ 1);
+      smem_.items[cursor.slot] = item < num_items ? item : -1;
+      ptx::mbarrier_arrive(&smem_.item_full[cursor.slot]);
+      cursor.advance();
+      if (item >= num_items) return;
+      const int next = take();  // ahead of its use
+      const Tracer tracer(params_.comm.trace, TRACE_LOAD);
+      tracer.begin(TraceKind::load, item);
+      load(params_.tiles.at(item));
+      tracer.end();
+      item = next;
+    }
+  }
+
+ private:
+  __device__ __forceinline__ int take() const {
+    return static_cast<int>(atomicAdd(&params_.comm.state->gather_ticket, 1u));
+  }
+
+  __device__ __forceinline__ void load(const QueryTile& tile) {
+    const CudaSlices& slices = params_.tiles.slices;
+    KeyBlockWalk walk(slices, params_.comm.rank, Config::BLOCK_N,
+                      visible_range(slices, tile.position, tile.position + tile.num_rows - 1));
+    AttentionStorage<Config>& smem = smem_.attention;
+    wait_barrier(&smem.queries_empty, queries_phase_ ^ 1);
+    queries_phase_ ^= 1;
+    ptx::mbarrier_arrive_expect_tx(&smem.queries_full, Config::QUERY_BYTES);
+#pragma unroll
+    for (int column = 0; column < Config::NUM_COLUMN_BLOCKS; ++column) {
+      ptx::cp_async_bulk_tensor_4d_shared_global(smem.queries + column * Config::QUERY_COLUMN_BYTES,
+                                                 &params_.map_q, &smem.queries_full, column * 64, tile.row,
+                                                 tile.head, tile.batch);
+    }
+    // Keys go one block ahead of values: their product comes first.
+    KeyBlock block, following;
+    bool has_block = walk.next(&block);
+    if (has_block) load_keys(tile, block);
+    while (has_block) {
+      const bool has_following = walk.next(&following);
+      if (has_following) load_keys(tile, following);
+      load_part(tile, block, true, smem.values[values_.slot], &smem.values_full[values_.slot],
+                &smem.values_empty[values_.slot], values_);
+      block = following;
+      has_block = has_following;
+    }
+  }
+
+  struct Stage {
+    int slot = 0;
+    uint32_t phase = 0;
+  };
+
+  __device__ __forceinline__ void load_keys(const QueryTile& tile, const KeyBlock& block) {
+    if (block.step > 0) await_panel(tile, block);
+    AttentionStorage<Config>& smem = smem_.attention;
+    load_part(tile, block, false, smem.keys[keys_.slot], &smem.keys_full[keys_.slot],
+              &smem.keys_empty[keys_.slot], keys_);
+  }
+
+  __device__ __forceinline__ int head_of(const QueryTile& tile) const {
+    return tile.batch * params_.tiles.kv_heads + tile.kv_head;
+  }
+
+  __device__ __forceinline__ void await_panel(const QueryTile& tile, const KeyBlock& block) {
+    const KeyPanels& panels = params_.panels;
+    const int panel = block.index / panels.panel_blocks;
+    const int flag = panels.flag(block.step, head_of(tile), block.run, panel);
+    if (flag == last_flag_) return;
+    last_flag_ = flag;
+    launch_.wait_flag(flag, DeviceRole::compute, DeviceObject::chunk,
+                      wrap(params_.comm.rank + block.step, params_.comm.nranks), flag);
+    // TMA is another proxy than the loads that saw the flag.
+    ptx::fence_proxy_async_global();
+  }
+
+  // A block's keys or values, once their stage is free.
+  __device__ __forceinline__ void load_part(const QueryTile& tile, const KeyBlock& block, bool value,
+                                            uint8_t* to, uint64_t* full, uint64_t* empty, Stage& stage) {
+    wait_barrier(empty, stage.phase ^ 1);
+    ptx::mbarrier_arrive_expect_tx(full, Config::KEY_BYTES);
+    if (block.step == 0) {
+      const int row =
+          params_.tiles.slices.first_row(params_.comm.rank, block.run) + block.index * Config::BLOCK_N;
+#pragma unroll
+      for (int column = 0; column < Config::NUM_COLUMN_BLOCKS; ++column) {
+        ptx::cp_async_bulk_tensor_4d_shared_global(to + column * Config::KEY_COLUMN_BYTES,
+                                                   value ? &params_.map_v : &params_.map_k, full, column * 64,
+                                                   row, tile.kv_head, tile.batch);
+      }
+    } else {
+      const size_t offset = params_.panels.offset(block.step, head_of(tile), block.run, block.index) +
+                            (value ? Config::KEY_BYTES : 0);
+      ptx::cp_async_bulk_shared_global(to, launch_.area(params_.comm.rank, offset), Config::KEY_BYTES, full);
+    }
+    if (++stage.slot == Config::NUM_STAGES) {
+      stage.slot = 0;
+      stage.phase ^= 1;
+    }
+  }
+
+  const RankLaunch& launch_;
+  const CudaParams& params_;
+  Storage& smem_;
+  uint32_t queries_phase_ = 0;
+  Stage keys_, values_;
+  int last_flag_ = -1;
+};
+
+// ---------------------------------------------------------------- computing
+
+// The positions that a thread's two rows see.
+struct RowRanges {
+  int begin[2];
+  int end[2];
+};
+
+// Hides what the rows do not see of a block: a thread's columns are 8 j + 2 (lane % 4) and the next.
+template <int NUM_LOGITS>
+__device__ __forceinline__ void mask_block(float (&logits)[NUM_LOGITS], const KeyBlock& block,
+                                           const RowRanges& ranges) {
+  const int first = block.position + threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    const int begin = ranges.begin[row] - first, end = least(ranges.end[row], block.run_end) - first;
+#pragma unroll
+    for (int i = 0; i < NUM_LOGITS; i += 4) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const int column = i * 2 + j;
+        if (column < begin || column >= end) logits[i + 2 * row + j] = -INFINITY;
+      }
+    }
+  }
+}
+
+template <class Config>
+__device__ __forceinline__ void store_tile(const CudaParams& params, const QueryTile& tile, int row_in_tile,
+                                           const float (&outputs)[Config::HEAD_DIM / 2],
+                                           const SoftmaxRows& rows, float scale) {
+  using Element = typename Config::Element;
+  const int lane = threadIdx.x % 4;
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    const int at = row_in_tile + 8 * row;
+    const bool is_row = at < tile.num_rows;
+    // A query that sees nothing, or logits of -inf only, gets zeros.
+    const bool is_none = rows.maximum[row] == -INFINITY;
+    std::byte* const to = params.o + tile.batch * params.o_batch_bytes + tile.head * params.o_head_bytes +
+                          (int64_t{tile.row} + at) * params.o_row_bytes;
+#pragma unroll
+    for (int i = 0; i < Config::HEAD_DIM / 32; ++i) {
+      uint32_t words[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int first = 4 * (4 * i + j) + 2 * row;
+        words[j] = is_none
+                       ? 0
+                       : pack_pair<Element>(outputs[first] / rows.sum[row], outputs[first + 1] / rows.sum[row]);
+      }
+      transpose_quad(words);
+      const int column = 8 * (4 * i + lane);
+      if (is_row && column < params.dim) {
+        *reinterpret_cast<uint4*>(to + column * 2) = make_uint4(words[0], words[1], words[2], words[3]);
+      }
+    }
+    if (params.lse != nullptr && is_row && lane == 0) {
+      const int64_t head = int64_t{tile.batch} * params.tiles.heads + tile.head;
+      params.lse[head * params.lse_rows + tile.row + at] =
+          is_none ? -INFINITY : rows.maximum[row] * scale + logf(rows.sum[row]);
+    }
+  }
+}
+
+template <class Config>
+__device__ __forceinline__ void consume(const CudaParams& params, CudaStorage<Config>& smem, int warpgroup) {
+  constexpr float LN2 = 0.693147180559945309f;
+  AttentionConsumer<Config> attention(smem.attention, warpgroup, params.scale_log2, params.negate);
+  attention.begin();
+  const CudaSlices& slices = params.tiles.slices;
+  const int row_in_tile = warpgroup * 64 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+  ItemCursor cursor;
+  while (true) {
+    wait_barrier(&smem.item_full[cursor.slot], cursor.phase);
+    const int item = smem.items[cursor.slot];
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&smem.item_empty[cursor.slot]);
+    cursor.advance();
+    if (item < 0) return;
+    const QueryTile tile = params.tiles.at(item);
+    const VisibleRange visible = visible_range(slices, tile.position, tile.position + tile.num_rows - 1);
+    KeyBlockWalk walk(slices, params.comm.rank, Config::BLOCK_N, visible);
+    const int num_blocks = walk.count();
+    KeyBlock block;
+    RowRanges ranges;
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      // Rows behind the tile's last see what that one sees; nothing is stored for them.
+      const int position = tile.position + least(row_in_tile + 8 * row, tile.num_rows - 1);
+      ranges.begin[row] = slices.visible_begin(position);
+      ranges.end[row] = slices.visible_end(position);
+    }
+    const Tracer tracer(params.comm.trace, TRACE_COMPUTE + warpgroup);
+    tracer.begin(TraceKind::compute, item);
+    float outputs[Config::HEAD_DIM / 2];
+    SoftmaxRows rows;
+    attention.attend(
+        num_blocks,
+        [&](auto& logits) {
+          walk.next(&block);
+          if (block.is_masked) mask_block(logits, block, ranges);
+        },
+        outputs, rows);
+    tracer.end();
+    tracer.begin(TraceKind::store, item);
+    store_tile<Config>(params, tile, row_in_tile, outputs, rows, params.scale_log2 * LN2);
+    tracer.end();
+  }
+}
+
+template <class Config>
+__global__ void __launch_bounds__(Config::NUM_THREADS, 1)
+    ring_attention_kernel(const __grid_constant__ CudaParams params) {
+  // 168 registers a thread at the start; what the producer's warpgroup gives back, the consumers get.
+  constexpr int NUM_PRODUCER_REGISTERS = 72;
+  constexpr int NUM_CONSUMER_REGISTERS = 216;
+  static_assert(128 * (168 - NUM_PRODUCER_REGISTERS) >= 256 * (NUM_CONSUMER_REGISTERS - 168));
+  extern __shared__ __align__(1024) uint8_t smem_bytes[];
+  CudaStorage<Config>& smem = *reinterpret_cast<CudaStorage<Config>*>(smem_bytes);
+  const RankLaunch launch(params.comm);
+  launch.begin_cta();
+  if (threadIdx.x == 0) storage_init(smem);
+  __syncthreads();
+  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
+  if (warpgroup == Config::NUM_CONSUMER_WARPGROUPS) {
+    ptx::setmaxnreg_dec<NUM_PRODUCER_REGISTERS>();
+    const int warp = __shfl_sync(~0u, threadIdx.x % 128 / 32, 0);
+    const int push_cta = static_cast<int>(blockIdx.x) - (static_cast<int>(gridDim.x) - params.num_push_ctas);
+    if (warp > 0) {
+      if (push_cta >= 0) push_keys<Config>(launch, params, smem, warp - 1, push_cta);
+      if (blockIdx.x == 0 && warp == 3) launch.greet();
+    } else {
+      if (push_cta >= 0) signal_keys<Config>(launch, params, smem);
+      if (threadIdx.x % 32 == 0) Producer<Config>(launch, params, smem).run();
+      __syncwarp();
+    }
+  } else {
+    ptx::setmaxnreg_inc<NUM_CONSUMER_REGISTERS>();
+    consume<Config>(params, smem, warpgroup);
+  }
+  launch.end_cta();
+}
+
+struct CudaKernel {
+  void (*kernel)(CudaParams);
+  int num_threads;
+  int smem_bytes;
+  int head_dim;
+  int block_m;
+  int block_n;
+};
+constexpr int NUM_CUDA_KERNELS = 2;  // head_dim up to 64, and up to 128
+struct CudaTable {
+  CudaKernel entries[NUM_CUDA_KERNELS];
+};
+const CudaTable& cuda_kernels_bf16();
+const CudaTable& cuda_kernels_fp16();
+
+template <class Config>
+constexpr CudaKernel cuda_kernel_entry() {
+  static_assert(sizeof(CudaStorage<Config>) <= 227 * 1024);
+  return {ring_attention_kernel<Config>,
+          Config::NUM_THREADS,
+          sizeof(CudaStorage<Config>),
+          Config::HEAD_DIM,
+          Config::BLOCK_M,
+          Config::BLOCK_N};
+}
+
+template <class Element>
+const CudaTable& cuda_kernel_table() {
+  static const CudaTable table{{cuda_kernel_entry<AttentionConfig<64, 128, 4, Element>>(),
+                                cuda_kernel_entry<AttentionConfig<128, 128, 2, Element>>()}};
+  return table;
+}
+
+}  // namespace mk::ring_attention

@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: MIT
+// How ring attention is cut up on GPUs, against what schedule.h says of positions and of who sees what.
+#include <algorithm>
+#include <random>
+#include <set>
+#include <tuple>
+#include <vector>
+
+#include "../support/catch.h"
+#include "kernels/cuda/ring_attention_plan.h"
+#include "kernels/ops/ring_attention/cuda_blocks.h"
+#include "kernels/ops/ring_attention/schedule.h"
+
+using namespace mk;
+using namespace mk::ring_attention;
+
+namespace {
+
+// A random cut of a random sequence, and the same in schedule.h's words.
+struct Cut {
+  std::vector<int32_t> cu_seqlens;
+  CudaSlices slices;
+  Slices expected;
+  QueryTiles tiles;
+  int block_n;
+
+  explicit Cut(std::mt19937_64& random) {
+    const auto below = [&](uint64_t bound) { return static_cast<int>(random() % bound); };
+    const int nranks = 1 + below(5), seq = 1 + below(300);
+    const bool causal = below(2) == 0, zigzag = causal && below(2) == 0;
+    int num_sequences = 0;
+    if (!zigzag && below(3) == 0) {
+      num_sequences = 1 + below(5);
+      cu_seqlens = {0, seq};
+      for (int i = 1; i < num_sequences; ++i) cu_seqlens.push_back(below(static_cast<uint64_t>(seq) + 1));
+      std::sort(cu_seqlens.begin(), cu_seqlens.end());
+    }
+    const int num_slices = zigzag ? 2 * nranks : nranks;
+    slices = {seq,           nranks,           (seq + num_slices - 1) / num_slices, causal, zigzag,
+              num_sequences, cu_seqlens.data()};
+    expected = {seq, nranks, causal, zigzag, num_sequences, cu_seqlens.data()};
+    const int kv_heads = 1 + below(3);
+    tiles = {slices,
+             below(static_cast<uint64_t>(nranks)),
+             num_sequences > 0 ? 1 : 1 + below(2),
+             kv_heads * (1 + below(3)),
+             kv_heads,
+             1 + below(40)};
+    block_n = 1 + below(40);
+  }
+
+  bool sees(int64_t query, int64_t key) const {
+    return key >= expected.visible_begin(query) && key < expected.visible_end(query);
+  }
+};
+
+// "" or what is wrong with the blocks that a tile takes.
+std::string walk_problem(const Cut& cut, const QueryTile& tile) {
+  const CudaSlices& slices = cut.slices;
+  const int last = tile.position + tile.num_rows - 1;
+  KeyBlockWalk walk(slices, cut.tiles.rank, cut.block_n, visible_range(slices, tile.position, last));
+  std::set<int> keys;
+  int step = 0, left = walk.count();
+  for (KeyBlock block; walk.next(&block);) {
+    const int source = (cut.tiles.rank + block.step) % slices.nranks;
+    --left;
+    if (block.step < step) return "a source out of turn";
+    step = block.step;
+    if (block.position != slices.begin(source, block.run) + block.index * cut.block_n)
+      return "a wrong position";
+    bool all = true, some = false;
+    for (int key = block.position; key < block.position + cut.block_n; ++key) {
+      if (key >= block.run_end) {
+        all = false;
+        continue;
+      }
+      if (!keys.insert(key).second) return "a key twice";
+      for (int query = tile.position; query <= last; ++query) {
+        const bool sees = cut.sees(query, key);
+        some = some || sees;
+        all = all && sees;
+      }
+    }
+    if (!some) return "a block of which nobody sees anything";
+    if (block.is_masked == all) return "a wrong mask";
+    if (!sees_some(slices, cut.tiles.rank, block.position,
+                   std::min(block.position + cut.block_n, block.run_end)))
+      return "a block that does not travel";
+  }
+  if (left != 0) return "a wrong count";
+  for (int query = tile.position; query <= last; ++query) {
+    for (int key = 0; key < slices.seq; ++key) {
+      if (cut.sees(query, key) && keys.count(key) == 0) return "a key is missing";
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("runs are schedule.h's") {
+  std::mt19937_64 random(1);
+  for (int round = 0; round < 500; ++round) {
+    const Cut cut(random);
+    for (int rank = 0; rank < cut.slices.nranks; ++rank) {
+      REQUIRE(cut.slices.rows(rank) == cut.expected.rows(rank));
+      for (int run = 0; run < cut.slices.num_runs(); ++run) {
+        for (int i = 0; i < cut.slices.count(rank, run); ++i) {
+          const int row = cut.slices.first_row(rank, run) + i;
+          if (cut.expected.position(rank, row) != cut.slices.begin(rank, run) + i)
+            FAIL("position of row " << row);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("tiles hold every row of every head once, and take every key that they see once") {
+  std::mt19937_64 random(2);
+  for (int round = 0; round < 500; ++round) {
+    const Cut cut(random);
+    const int64_t rows = cut.slices.rows(cut.tiles.rank);
+    std::set<std::tuple<int, int, int64_t>> seen;
+    for (int index = 0; index < cut.tiles.size(); ++index) {
+      const QueryTile tile = cut.tiles.at(index);
+      REQUIRE(tile.num_rows > 0);
+      REQUIRE(tile.kv_head == tile.head / (cut.tiles.heads / cut.tiles.kv_heads));
+      for (int i = 0; i < tile.num_rows; ++i) {
+        REQUIRE(seen.emplace(tile.batch, tile.head, tile.row + i).second);
+        if (cut.expected.position(cut.tiles.rank, tile.row + i) != tile.position + i) FAIL("a wrong position");
+      }
+      REQUIRE(walk_problem(cut, tile) == "");
+    }
+    REQUIRE(static_cast<int64_t>(seen.size()) == cut.tiles.batch * cut.tiles.heads * rows);
+  }
+}
+
+TEST_CASE("panels hold every block once, each with a place and a flag of its own, and go to who needs them") {
+  std::mt19937_64 random(3);
+  for (int round = 0; round < 500; ++round) {
+    const Cut cut(random);
+    const CudaSlices& slices = cut.slices;
+    KeyPanels panels{slices.nranks,
+                     cut.tiles.batch * cut.tiles.kv_heads,
+                     slices.num_runs(),
+                     (slices.slice_rows + cut.block_n - 1) / cut.block_n,
+                     1 + static_cast<int>(random() % 3),
+                     0,
+                     64};
+    panels.run_panels = (panels.run_blocks + panels.panel_blocks - 1) / panels.panel_blocks;
+    std::set<size_t> places;
+    std::set<int> flags;
+    for (int step = 1; step < slices.nranks; ++step) {
+      for (int head = 0; head < panels.num_heads; ++head) {
+        for (int run = 0; run < panels.num_runs; ++run) {
+          for (int block = 0; block < panels.run_blocks; ++block) {
+            const size_t place = panels.offset(step, head, run, block);
+            REQUIRE((places.insert(place).second && place + 128 <= panels.area_bytes()));
+          }
+          for (int panel = 0; panel < panels.run_panels; ++panel) {
+            const int flag = panels.flag(step, head, run, panel);
+            REQUIRE((flags.insert(flag).second && flag < panels.num_flags()));
+          }
+        }
+      }
+    }
+    std::set<std::tuple<int, int, int>> blocks;
+    for (int index = 0; index < panels.num_units(); ++index) {
+      const PanelUnit unit = panel_unit(panels, slices, cut.tiles.rank, cut.block_n, index);
+      for (int i = 0; i < unit.num_blocks; ++i) {
+        REQUIRE(blocks.emplace(unit.head, unit.run, unit.block + i).second);
+        REQUIRE((unit.block + i) / panels.panel_blocks == unit.panel);
+      }
+    }
+    int expected = 0;
+    for (int run = 0; run < slices.num_runs(); ++run)
+      expected += (slices.count(cut.tiles.rank, run) + cut.block_n - 1) / cut.block_n;
+    REQUIRE(static_cast<int>(blocks.size()) == expected * panels.num_heads);
+    for (int receiver = 0; receiver < slices.nranks; ++receiver) {
+      const int begin = static_cast<int>(random() % static_cast<uint64_t>(slices.seq));
+      const int end = begin + 1 + static_cast<int>(random() % static_cast<uint64_t>(slices.seq - begin));
+      bool needs = false;
+      for (int64_t row = 0; row < cut.expected.rows(receiver); ++row) {
+        for (int key = begin; key < end && !needs; ++key)
+          needs = cut.sees(cut.expected.position(receiver, row), key);
+      }
+      REQUIRE(sees_some(slices, receiver, begin, end) == needs);
+    }
+  }
+}
+
+TEST_CASE("an arena for maxima holds every call within them") {
+  RingAttentionCall maxima;
+  maxima.op = MK_OPERATOR_RING_ATTENTION;
+  maxima.batch = 2;
+  maxima.seq = 1000;
+  maxima.heads = 8;
+  maxima.kv_heads = 4;
+  maxima.dim = 128;
+  std::mt19937_64 random(4);
+  for (const int nranks : {1, 2, 3, 8}) {
+    auto prepared = ring_attention_plan(maxima, 0, nranks, 132);
+    REQUIRE(prepared.ok());
+    for (int round = 0; round < 200; ++round) {
+      RingAttentionCall call = maxima;
+      call.batch = 1 + static_cast<int64_t>(random() % 2);
+      call.seq = static_cast<int64_t>(random() % 1001);
+      call.kv_heads = 1 << random() % 3;
+      call.dim = 8 * (1 + static_cast<int>(random() % 16));
+      call.causal = static_cast<mk_causal_t>(random() % 3);
+      auto plan =
+          ring_attention_plan(call, static_cast<int>(random() % static_cast<uint64_t>(nranks)), nranks, 132);
+      REQUIRE(plan.ok());
+      REQUIRE(static_cast<int64_t>(plan->panels.area_bytes()) <= plan->area_bytes);
+      REQUIRE(plan->area_bytes <= prepared->area_bytes);
+      REQUIRE(plan->panels.num_flags() <= kFlagsPerBank);
+      REQUIRE((plan->plan.compute_ctas >= 1 && plan->num_push_ctas <= plan->plan.compute_ctas));
+    }
+  }
+}
+
+TEST_CASE("what is not built for GPUs is refused in words") {
+  RingAttentionCall call;
+  call.op = MK_OPERATOR_RING_ATTENTION;
+  call.batch = call.heads = call.kv_heads = 1;
+  call.seq = 100;
+  call.dim = 136;
+  const auto sentence = [](const RingAttentionCall& refused) {
+    const auto plan = ring_attention_plan(refused, 0, 2, 132);
+    return plan.ok() ? std::string() : plan.status().sentence();
+  };
+  CHECK(sentence(call).find("dim: at most 128 on GPUs, saw 136") != std::string::npos);
+  call.dim = 64;
+  CHECK(sentence(call) == "");
+  call.num_sequences = 2;
+  CHECK(sentence(call).find("packed sequences are not built for GPUs yet") != std::string::npos);
+  call.num_sequences = 0;
+  call.op = MK_OPERATOR_RING_ATTENTION_BACKWARD;
+  CHECK(sentence(call).find("not built for GPUs yet") != std::string::npos);
+}
