@@ -101,15 +101,6 @@ size_t CudaExecutor::workspace_bytes() const {
   return (workspace_ ? max_workspace_bytes() : 0) + (lone_rank ? lone_rank->workspace_bytes() : 0);
 }
 
-Result<const GemmCall*> CudaExecutor::supported(const OperatorCall& call) const {
-  const auto* gemm = std::get_if<GemmCall>(&call);
-  if (gemm == nullptr) {
-    return Status(MK_ERROR_UNSUPPORTED, format("mk_%s is not built for GPUs yet; use MK_DEVICE_HOST",
-                                               operator_name(operator_of(call))));
-  }
-  return gemm;
-}
-
 // Valid until the next call of this function, or of prepare().
 Result<CudaExecutor::Planned*> CudaExecutor::planned(const GemmCall& call) const {
   if (Planned* known = planned_.find(call)) return known;
@@ -127,9 +118,9 @@ Result<CudaExecutor::Planned*> CudaExecutor::planned(const GemmCall& call) const
 
 Result<mk_plan_t> CudaExecutor::plan(const OperatorCall& any) const {
   if (const auto* moe = std::get_if<MoeCall>(&any)) return plan_moe(*moe);
-  const Result<const GemmCall*> call = supported(any);
-  if (!call.ok()) return call.status();
-  const Result<Planned*> planned = this->planned(*call.value());
+  if (const auto* attention = std::get_if<RingAttentionCall>(&any)) return plan_attention(*attention);
+  const auto& call = std::get<GemmCall>(any);
+  const Result<Planned*> planned = this->planned(call);
   if (!planned.ok()) return planned.status();
   mk_plan_t plan = MK_PLAN_INIT;
   if (rank_) {
@@ -164,28 +155,46 @@ Status CudaExecutor::prepare(const OperatorCall& any, Deadline deadline) {
   const CurrentDevice current(device_);
   MK_RETURN_IF_ERROR(current.status());
   if (const auto* moe = std::get_if<MoeCall>(&any)) return prepare_moe(*moe, deadline);
+  if (const auto* attention = std::get_if<RingAttentionCall>(&any))
+    return prepare_attention(*attention, deadline);
   if (!rank_) return prepare_alone();
-  const Result<const GemmCall*> call = supported(any);
-  if (!call.ok()) return call.status();
+  const auto& call = std::get<GemmCall>(any);
   if (!kernels_loaded_) {
     MK_RETURN_IF_ERROR(cuda_error(rank_gemm_prepare(), "loading the kernels"));
     kernels_loaded_ = true;
   }
-  const Result<Planned*> planned = this->planned(*call.value());
+  const Result<Planned*> planned = this->planned(call);
   if (!planned.ok()) return planned.status();
-  const auto bank_bytes = static_cast<size_t>(std::max<int64_t>(planned.value()->with_peers.area_bytes, 1));
+  const int64_t area_bytes = planned.value()->with_peers.area_bytes;
   planned_.clear();  // where calls have their area is decided anew
+  const Result<const CudaRank::Arena*> arena = arena_for(area_bytes, deadline);
+  if (!arena.ok()) return arena.status();
+  prepared_.push_back({call, arena.value()});
+  return {};
+}
+
+// Communicators of one rank have a CudaRank for operators other than products alone, once these are prepared.
+CudaRank* CudaExecutor::device_rank() const { return rank_ ? rank_.get() : lone_rank_.load(); }
+
+int CudaExecutor::device_rank_sms() const { return rank_ ? rank_->num_sms() : num_sms_; }
+
+// One with room for that much a bank. Collective.
+Result<const CudaRank::Arena*> CudaExecutor::arena_for(int64_t area_bytes, Deadline deadline) {
+  if (device_rank() == nullptr) {
+    Result<std::unique_ptr<CudaRank>> rank = CudaRank::make(context_, device_, num_sms_, deadline);
+    if (!rank.ok()) return rank.status();
+    lone_rank_owner_ = rank.take();
+    lone_rank_.store(lone_rank_owner_.get());
+  }
+  const auto bank_bytes = static_cast<size_t>(std::max<int64_t>(area_bytes, 1));
   for (const CudaRank::Arena& arena : arenas_) {
-    if (arena.bank_bytes < bank_bytes) continue;
-    prepared_.push_back({*call.value(), &arena});
-    return {};
+    if (arena.bank_bytes >= bank_bytes) return &arena;
   }
   // Growth appends: captured launches within earlier maxima keep their arena.
-  const Result<CudaRank::Arena> arena = rank_->add_arena(bank_bytes, deadline);
+  const Result<CudaRank::Arena> arena = device_rank()->add_arena(bank_bytes, deadline);
   if (!arena.ok()) return arena.status();
   arenas_.push_back(arena.value());
-  prepared_.push_back({*call.value(), &arenas_.back()});
-  return {};
+  return &arenas_.back();
 }
 
 Status CudaExecutor::prepare_alone() {
@@ -237,12 +246,18 @@ Status CudaExecutor::enqueue(const OperatorCall& any, mk_stream_t stream) {
   MK_RETURN_IF_ERROR(current.status());
   bool is_captured = false;
   MK_RETURN_IF_ERROR(check_stream(stream, &is_captured));
-  const auto* moe = std::get_if<MoeCall>(&any);
-  MK_RETURN_IF_ERROR(!rank_ ? enqueue_alone(any, stream, is_captured)
-                     : moe  ? enqueue_moe(*moe, stream, is_captured)
-                            : enqueue_with_peers(std::get<GemmCall>(any), stream, is_captured));
+  MK_RETURN_IF_ERROR(rank_ ? launch(any, 0, stream, is_captured) : enqueue_alone(any, stream, is_captured));
   if (is_captured && trace_) trace_->keep();
   return {};
+}
+
+// `epoch`: with one rank, the executor's own count.
+Status CudaExecutor::launch(const OperatorCall& any, uint64_t epoch, cudaStream_t stream, bool is_captured) {
+  if (const auto* moe = std::get_if<MoeCall>(&any)) return enqueue_moe(*moe, stream, is_captured);
+  if (const auto* attention = std::get_if<RingAttentionCall>(&any))
+    return enqueue_attention(*attention, stream, is_captured);
+  const auto& gemm = std::get<GemmCall>(any);
+  return rank_ ? enqueue_with_peers(gemm, stream, is_captured) : launch_alone(gemm, epoch, stream);
 }
 
 Status CudaExecutor::enqueue_with_peers(const GemmCall& call, cudaStream_t stream, bool is_captured) {
@@ -279,10 +294,7 @@ LaunchDetails CudaExecutor::details_of(const PeerOutput& output, bool is_capture
 Status CudaExecutor::enqueue_alone(const OperatorCall& any, cudaStream_t stream, bool is_captured) {
   const uint64_t epoch = ++epoch_;
   flight_.record(epoch, any, FlightRecorder::running);
-  const auto* moe = std::get_if<MoeCall>(&any);
-  Status status =
-      moe ? enqueue_moe(*moe, stream, is_captured) : launch_alone(std::get<GemmCall>(any), epoch, stream);
-  if (!status.ok()) {
+  if (Status status = launch(any, epoch, stream, is_captured); !status.ok()) {
     flight_.record(epoch, any, FlightRecorder::failed);
     return status;
   }
@@ -314,7 +326,7 @@ Status CudaExecutor::synchronize(mk_stream_t stream) {
   const CurrentDevice current(device_);
   const cudaError_t error = cudaStreamSynchronize(stream);
   if (error == cudaSuccess) {
-    if (CudaRank* rank = moe_rank()) rank->look();
+    if (CudaRank* rank = device_rank()) rank->look();
     flight_.complete();
     return {};
   }
@@ -329,14 +341,14 @@ Status CudaExecutor::synchronize(mk_stream_t stream) {
 }
 
 void CudaExecutor::wake() {
-  CudaRank* rank = moe_rank();
+  CudaRank* rank = device_rank();
   if (rank != nullptr && context_.abort.raised()) rank->set_abort();
 }
 
 cudaError_t CudaExecutor::query_launches() const {
   if (last_launch_ == nullptr) return cudaSuccess;
   const cudaError_t state = cudaEventQuery(last_launch_);
-  return state == cudaSuccess && moe_rank() && !moe_rank()->idle() ? cudaErrorNotReady : state;
+  return state == cudaSuccess && device_rank() && !device_rank()->idle() ? cudaErrorNotReady : state;
 }
 
 bool CudaExecutor::wait_idle(Deadline deadline) {

@@ -62,6 +62,10 @@ class CudaExecutor : public Executor {
     MoeCall maxima;
     const CudaRank::Arena* arena;
   };
+  struct PreparedAttention {
+    RingAttentionCall maxima;
+    const CudaRank::Arena* arena;
+  };
 
   // What follows from a call, whatever its addresses.
   struct Planned {
@@ -74,17 +78,22 @@ class CudaExecutor : public Executor {
   int nranks() const { return context_.topology.nranks; }
   size_t max_workspace_bytes() const;
   int num_sms_of(const GemmCall& call) const;  // one rank
-  Result<const GemmCall*> supported(const OperatorCall& call) const;
   Result<Planned*> planned(const GemmCall& call) const;
   const CudaRank::Arena* find_arena(const GemmCall& call, int64_t bank_bytes) const;
   Status check_stream(mk_stream_t stream, bool* is_captured) const;
-  CudaRank* moe_rank() const;  // null: there is none yet
-  int moe_num_sms() const;
+  CudaRank* device_rank() const;  // null: there is none yet
+  int device_rank_sms() const;
   const CudaRank::Arena* find_arena(const MoeCall& call, int64_t bank_bytes) const;
   Result<mk_plan_t> plan_moe(const MoeCall& call) const;
   bool prepared_for_moe(const MoeCall& call) const;
   Status prepare_moe(const MoeCall& call, Deadline deadline);
   Status enqueue_moe(const MoeCall& call, cudaStream_t stream, bool is_captured);
+  const CudaRank::Arena* find_arena(const RingAttentionCall& call, int64_t bank_bytes) const;
+  Result<mk_plan_t> plan_attention(const RingAttentionCall& call) const;
+  Status prepare_attention(const RingAttentionCall& call, Deadline deadline);
+  Status enqueue_attention(const RingAttentionCall& call, cudaStream_t stream, bool is_captured);
+  Result<const CudaRank::Arena*> arena_for(int64_t area_bytes, Deadline deadline);
+  Status launch(const OperatorCall& call, uint64_t epoch, cudaStream_t stream, bool is_captured);
   Status prepare_alone();
   Status enqueue_alone(const OperatorCall& call, cudaStream_t stream, bool is_captured);
   Status enqueue_with_peers(const GemmCall& call, cudaStream_t stream, bool is_captured);
@@ -109,11 +118,13 @@ class CudaExecutor : public Executor {
   bool kernels_loaded_ = false;
   std::deque<CudaRank::Arena> arenas_;  // stable addresses
   std::vector<Prepared> prepared_;
-  // Experts, with one rank, too.
+  // Experts and attention, with one rank, too.
   std::unique_ptr<CudaRank> lone_rank_owner_;
   std::atomic<CudaRank*> lone_rank_{nullptr};
   bool moe_kernels_loaded_ = false;
   std::vector<PreparedMoe> prepared_moe_;
+  bool attention_kernels_loaded_ = false;
+  std::vector<PreparedAttention> prepared_attention_;
 };
 
 }  // namespace mk

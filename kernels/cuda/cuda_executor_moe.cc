@@ -8,11 +8,6 @@
 
 namespace mk {
 
-// Communicators of one rank have a CudaRank for these operators alone, once they are prepared.
-CudaRank* CudaExecutor::moe_rank() const { return rank_ ? rank_.get() : lone_rank_.load(); }
-
-int CudaExecutor::moe_num_sms() const { return rank_ ? rank_->num_sms() : num_sms_; }
-
 // What a combine needs depends on its data: the largest arena. A dispatch says what it needs.
 const CudaRank::Arena* CudaExecutor::find_arena(const MoeCall& call, int64_t bank_bytes) const {
   const CudaRank::Arena* found = nullptr;
@@ -25,7 +20,7 @@ const CudaRank::Arena* CudaExecutor::find_arena(const MoeCall& call, int64_t ban
 }
 
 Result<mk_plan_t> CudaExecutor::plan_moe(const MoeCall& call) const {
-  const Result<MoePlan> chosen = moe_plan(call, nranks(), moe_num_sms());
+  const Result<MoePlan> chosen = moe_plan(call, nranks(), device_rank_sms());
   if (!chosen.ok()) return chosen.status();
   mk_plan_t plan = chosen.value().plan;
   plan.prepared = prepared_for_moe(call) ? 1 : 0;
@@ -33,48 +28,34 @@ Result<mk_plan_t> CudaExecutor::plan_moe(const MoeCall& call) const {
 }
 
 bool CudaExecutor::prepared_for_moe(const MoeCall& call) const {
-  const Result<MoePlan> chosen = moe_plan(call, nranks(), moe_num_sms());
+  const Result<MoePlan> chosen = moe_plan(call, nranks(), device_rank_sms());
   return chosen.ok() && find_arena(call, chosen.value().area_bytes) != nullptr;
 }
 
 Status CudaExecutor::prepare_moe(const MoeCall& call, Deadline deadline) {
-  const Result<MoePlan> chosen = moe_plan(call, nranks(), moe_num_sms());
+  const Result<MoePlan> chosen = moe_plan(call, nranks(), device_rank_sms());
   if (!chosen.ok()) return chosen.status();
   if (!moe_kernels_loaded_) {
     MK_RETURN_IF_ERROR(cuda_error(moe_prepare(), "loading the kernels"));
     moe_kernels_loaded_ = true;
   }
-  if (moe_rank() == nullptr) {
-    Result<std::unique_ptr<CudaRank>> rank = CudaRank::make(context_, device_, num_sms_, deadline);
-    if (!rank.ok()) return rank.status();
-    lone_rank_owner_ = rank.take();
-    lone_rank_.store(lone_rank_owner_.get());
-  }
-  const auto bank_bytes = static_cast<size_t>(std::max<int64_t>(chosen.value().area_bytes, 1));
-  for (const CudaRank::Arena& arena : arenas_) {
-    if (arena.bank_bytes < bank_bytes) continue;
-    prepared_moe_.push_back({call, &arena});
-    return {};
-  }
-  // Growth appends: captured launches within earlier maxima keep their arena.
-  const Result<CudaRank::Arena> arena = moe_rank()->add_arena(bank_bytes, deadline);
+  const Result<const CudaRank::Arena*> arena = arena_for(chosen.value().area_bytes, deadline);
   if (!arena.ok()) return arena.status();
-  arenas_.push_back(arena.value());
-  prepared_moe_.push_back({call, &arenas_.back()});
+  prepared_moe_.push_back({call, arena.value()});
   return {};
 }
 
 Status CudaExecutor::enqueue_moe(const MoeCall& call, cudaStream_t stream, bool is_captured) {
-  const Result<MoePlan> plan = moe_plan(call, nranks(), moe_num_sms());
+  const Result<MoePlan> plan = moe_plan(call, nranks(), device_rank_sms());
   if (!plan.ok()) return plan.status();
-  RankComm comm = moe_rank()->comm(*find_arena(call, plan.value().area_bytes));
+  RankComm comm = device_rank()->comm(*find_arena(call, plan.value().area_bytes));
   comm.entry = make_entry(call, 0);
   if (trace_) comm.trace = trace_->buffer();
-  if (!is_captured) comm.ticket = moe_rank()->next_ticket();
+  if (!is_captured) comm.ticket = device_rank()->next_ticket();
   const std::array<int64_t, 4> shape = flight_shape(call);
   std::copy(shape.begin(), shape.end(), comm.flight_shape);
   const cudaError_t error = moe_launch(call, plan.value(), comm, stream);
-  if (error == cudaSuccess && !is_captured) moe_rank()->count_launch();
+  if (error == cudaSuccess && !is_captured) device_rank()->count_launch();
   return cuda_error(error, operator_name(call.op));
 }
 
