@@ -75,7 +75,7 @@ bool Channel::read_some() {
       arrived = true;
     } else if (count == 0) {
       // The system tells an error once: if write_some() got it, here is only an end.
-      if (write_failed() && write_error_ != EPIPE) return finish_by_errno(write_error_), arrived;
+      if (write_error_ != 0 && write_error_ != EPIPE) return finish_by_errno(write_error_), arrived;
       finish(End::closed, "connection closed");
     } else if (would_block(errno)) {
       break;

@@ -189,17 +189,12 @@ Status check_buffers(const MoeCall& call, int rank, int nranks) {
                  call.ldy,
                  out_bytes,
                  nullptr};
-  // A combine's rows are as many as its record says, which may not be written yet: at least one where there is
-  // a pointer.
-  const Matrix x{dispatches ? "x" : "rows",
-                 call.x,
-                 dispatches ? call.tokens
-                 : call.x   ? 2
-                            : 0,
-                 dispatches ? call.hidden : call.inter,
-                 call.ldx,
-                 2,
-                 dispatches ? "ldx" : "ld_rows"};
+  Matrix x{"x", call.x, call.tokens, call.hidden, call.ldx, 2, "ldx"};
+  // A combine's rows are as many as its record says, which may not be written yet: where there is a pointer
+  // they may be more than one, so that the leading dimension counts, and at least one, which no output
+  // overlaps.
+  const int64_t rows_at_least = call.x != nullptr ? 1 : 0;
+  if (!dispatches) x = {"rows", call.x, 2 * rows_at_least, call.inter, call.ldx, 2, "ld_rows"};
   const Matrix dispatched{
       "dispatched_rows",   call.dispatched_rows,    call.dispatched_rows ? call.capacity_rows : 0,
       call.hidden,         call.ld_dispatched_rows, 2,
@@ -208,6 +203,7 @@ Status check_buffers(const MoeCall& call, int rank, int nranks) {
                       call.index_type == MK_INDEX_INT64 ? 8 : 4};
   const Pointer factors{dispatches ? "row_scale" : "topk_weights", call.factors, routed, 4};
   for (const Matrix& matrix : {x, w, y, dispatched}) MK_RETURN_IF_ERROR(check_matrix(call.op, matrix));
+  if (!dispatches) x.rows = rows_at_least;
   MK_RETURN_IF_ERROR(check_pointer(call.op, index, true));
   MK_RETURN_IF_ERROR(check_pointer(call.op, factors, !dispatches));
   MK_RETURN_IF_ERROR(check_record(call, {static_cast<int>(local_experts), call.topk, call.tokens}));

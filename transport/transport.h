@@ -65,7 +65,7 @@ struct TransportEvents {
     Status status;  // MK_ERROR_REMOTE or MK_ERROR_NETWORK; names the peer and the link
   };
   uint64_t completions = 0;       // puts that became locally complete
-  bool credits = false;           // some came back: post() may accept what it refused
+  bool credits = false;           // some came back, perhaps later than completions: post() may accept more
   std::vector<uint32_t> signals;  // counters to add one to; a signal may occur more than once
   std::vector<Failure> failures;
 };

@@ -330,7 +330,7 @@ TEST_CASE("ranks of a launcher find each other by a file, past what an earlier j
 TEST_CASE("a failing check exits 1, says so in the table and names rank, shape and place") {
   const char* spoiler = std::getenv("MK_PERF_SPOILER");
   if (!spoiler) {
-    WARN("not run: a preloaded library and a sanitizer do not go together");
+    WARN("not run: a preloaded library does not go together with a sanitizer, or with a static libmkernel");
     return;
   }
   const std::vector<std::string> arguments =

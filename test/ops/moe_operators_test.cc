@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: MIT
 // The mixture-of-experts operators through the C interface: exact to the last bit on integers, within tolerance
 // on random numbers.
+#include <array>
 #include <cstdlib>
+#include <cstring>
 #include <random>
 
+#include "element.h"
 #include "moe_launch.h"
 #include "support/catch.h"
 
@@ -138,6 +141,31 @@ TEST_CASE("Mixed expert layers are exact on every node layout") {
   uint64_t seed = 100;
   for (const auto& layout : layouts())
     run_layers(layout, mixed_cases(++seed, 24, static_cast<int>(layout.size())));
+}
+
+TEST_CASE("A combine's only row may end where its output begins") {
+  MoeCase moe;
+  moe.tokens = 1;
+  moe.same_tokens = true;
+  moe.experts = moe.topk = 1;
+  moe.hidden = moe.inter = 8;
+  const MoeProblem problem(moe, 1);
+  require_none(run_rank_threads({.node_of_rank = {0}}, [&](RankSession& session) {
+    MoeLaunch launch(session, problem);
+    if (!launch.enqueue_dispatch()) return;
+    alignas(16) std::array<uint16_t, 16> row_and_y{};
+    mk_moe_gemm_combine_args_t args = launch.combine_args();
+    std::memcpy(row_and_y.data(), args.rows, 16);
+    args.rows = row_and_y.data();
+    args.y = row_and_y.data() + 8;
+    if (!session.ok(mk_moe_gemm_combine(session.comm(), &args, nullptr), "combine") || !launch.synchronize())
+      return;
+    for (int64_t h = 0; h < moe.hidden; ++h) {
+      if (decode(row_and_y[static_cast<size_t>(8 + h)], moe.out_dtype) !=
+          problem.combined(0, 0)[static_cast<size_t>(h)])
+        session.fail("column " + std::to_string(h) + " is wrong");
+    }
+  }));
 }
 
 TEST_CASE("Random numbers of an expert layer are within tolerance") {
