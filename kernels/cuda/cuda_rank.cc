@@ -17,8 +17,8 @@ namespace {
 // How soon an error that a kernel has written is seen without anyone asking.
 constexpr std::chrono::milliseconds kWatchInterval{10};
 
-constexpr const char* kRoles[] = {"copy", "entry", "compute", "reduce", "gather"};
-constexpr const char* kObjects[] = {"chunk", "partial", "reduced tile", "entry"};
+constexpr const char* kRoles[] = {"copy", "entry", "compute", "reduce", "gather", "send", "receive"};
+constexpr const char* kObjects[] = {"chunk", "partial", "reduced tile", "entry", "put", "place in the FIFO"};
 static_assert(std::size(kRoles) == static_cast<size_t>(DeviceRole::NUM));
 static_assert(std::size(kObjects) == static_cast<size_t>(DeviceObject::NUM));
 

@@ -24,6 +24,10 @@ struct SourceTile {
   int first_row;  // of the source's
 };
 
+// Kernels between nodes have parameters of their own, and other orders of ranks and tiles
+// (cuda_network_kernel.cuh).
+__device__ __forceinline__ const RankTileOrder& tile_order(const CudaParams& params) { return params.order; }
+
 __device__ __forceinline__ int source_at(const CudaParams& params, int position) {
   const int source = params.comm.rank + position;
   return source < params.comm.nranks ? source : source - params.comm.nranks;
@@ -34,13 +38,14 @@ __device__ __forceinline__ int rows_of(const CudaParams& params, int source) {
   return max(0, min(params.max_rows, params.m - source * params.max_rows));
 }
 
-__device__ __forceinline__ int rows_at(const CudaParams& params, int position) {
+template <class Params>
+__device__ __forceinline__ int rows_at(const Params& params, int position) {
   return params.merged ? params.m : rows_of(params, source_at(params, position));
 }
 
-template <int BLOCK_M>
-__device__ __forceinline__ SourceTile source_tile(const CudaParams& params, const TileWork& work) {
-  const RankTile tile = params.order.place(work);
+template <int BLOCK_M, class Params>
+__device__ __forceinline__ SourceTile source_tile(const Params& params, const TileWork& work) {
+  const RankTile tile = tile_order(params).place(work);
   const int first_row = tile.index * BLOCK_M;
   if (params.merged) return {-1, first_row, params.m, first_row};
   const int source = source_at(params, tile.position);
@@ -70,15 +75,15 @@ __device__ __forceinline__ void wait_panel(const RankLaunch& launch, const CudaP
   ptx::fence_proxy_async_global();
 }
 
-template <class Config>
+template <class Config, class Params>
 __device__ __forceinline__ void produce(const RankLaunch& launch, MainloopStorage<Config>& smem,
-                                        const CudaParams& params) {
+                                        const Params& params) {
   const ClusterPosition cluster = {0, 1};
   const CUtensorMap* map_gathered = &params.map_gathered[launch.bank()];
   ptx::prefetch_tensormap(&params.load.map_a);
   ptx::prefetch_tensormap(&params.load.map_b);
   ptx::prefetch_tensormap(map_gathered);
-  RankTileCursor tiles(params.tiles, blockIdx.x, params.order);
+  RankTileCursor tiles(params.tiles, blockIdx.x, tile_order(params));
   StageCursor<Config::NUM_STAGES> stages;
   TileWork work;
   while (tiles.next(&work, Config::BLOCK_M, [&](int position) { return rows_at(params, position); })) {
@@ -126,18 +131,18 @@ __device__ __forceinline__ void signal_panel(const RankLaunch& launch, const Cud
   }
 }
 
-// A push warp: takes units of this rank's rows one by one and pushes them to all peers at once, so that every
+// A push warp: takes units of this rank's rows one by one and pushes them to all targets at once, so that every
 // link carries its share all the time.
-// done(note), of the whole warp, is told of each unit that has arrived.
-template <class Storage, class Done>
-__device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaParams& params, Storage& storage,
-                                          int warp, Done&& done) {
+// target_at(step) for each step from `first_step` on, below `end_step`: a rank to push to. done(note), of the
+// whole warp, is told of each unit that has arrived.
+template <class Storage, class TargetAt, class Done>
+__device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaParams& params,
+                                          BulkPush<Storage>& push, int first_step, int end_step,
+                                          TargetAt&& target_at, Done&& done) {
   const int rank = params.comm.rank;
-  const int nranks = params.comm.nranks;
   const int lane = threadIdx.x % 32;
   const auto pitch = static_cast<int64_t>(params.schedule.row_pitch());
   PushUnits units = push_units(params, Storage::PIECE_BYTES);
-  BulkPush<Storage> push(storage, warp);
   const Tracer tracer(params.comm.trace, trace_track());
   const auto take_ticket = [&] {
     return lane == 0 ? static_cast<int>(atomicAdd(&params.comm.state->push_ticket, 1u)) : 0;
@@ -170,10 +175,9 @@ __device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaPa
         if (lane < unit.num_rows) {
           const int64_t offset = (int64_t{rank} * params.max_rows + unit.row + lane) * pitch + unit.column;
 #pragma unroll 1
-          for (int step = params.merged ? 0 : 1; step < nranks; ++step) {
-            const int peer = rank >= step ? rank - step : rank - step + nranks;
-            ptx::cp_async_bulk_global_shared(launch.area(peer, offset), buffer + lane * unit.num_bytes,
-                                             unit.num_bytes);
+          for (int step = first_step; step < end_step; ++step) {
+            ptx::cp_async_bulk_global_shared(launch.area(target_at(step), offset),
+                                             buffer + lane * unit.num_bytes, unit.num_bytes);
           }
         }
         ptx::cp_async_bulk_commit_group();
@@ -190,6 +194,18 @@ __device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaPa
     push.template complete<0>();
     done(last);
   }
+}
+
+// The same to all ranks of a job of one node; where tiles are merged with others', to this one, too.
+template <class Storage, class Done>
+__device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaParams& params, Storage& storage,
+                                          int warp, Done&& done) {
+  const int rank = params.comm.rank;
+  const int nranks = params.comm.nranks;
+  BulkPush<Storage> push(storage, warp);
+  push_rows(
+      launch, params, push, params.merged ? 0 : 1, nranks,
+      [&](int step) { return rank >= step ? rank - step : rank - step + nranks; }, done);
 }
 
 // The push warp beside a product, which signals itself.
@@ -234,7 +250,8 @@ __device__ __forceinline__ void run_push_cta(const RankLaunch& launch, const Cud
 }
 
 // Brings all rows to the caller's gathered A.
-__device__ __forceinline__ void gather_rows(const RankLaunch& launch, const CudaParams& params,
+template <class Params>
+__device__ __forceinline__ void gather_rows(const RankLaunch& launch, const Params& params,
                                             const CopyWarp& warp) {
   const Schedule& schedule = params.schedule;
   const int pieces_per_chunk = static_cast<int>(ceil_div(schedule.chunk_rows, params.piece_rows));
@@ -270,8 +287,8 @@ __device__ __forceinline__ void gather_rows(const RankLaunch& launch, const Cuda
 
 // What becomes of a piece's accumulators: a partial tile for its owner, or, with the other pieces' partial
 // tiles, C.
-template <class Config>
-__device__ __forceinline__ void finish_rows(const CudaParams& params, RankGemmStorage<Config>& smem,
+template <class Config, class Params>
+__device__ __forceinline__ void finish_rows(const Params& params, RankGemmStorage<Config>& smem,
                                             const TileWork& work, int block,
                                             float (&accumulators)[Config::BLOCK_N / 2]) {
   const SourceTile tile = source_tile<Config::BLOCK_M>(params, work);
@@ -315,7 +332,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
         if (params.a_gathered != nullptr) gather_rows(launch, params, warp);
       },
       [&](int warpgroup) {
-        RankTileCursor tiles(params.tiles, blockIdx.x, params.order);
+        RankTileCursor tiles(params.tiles, blockIdx.x, tile_order(params));
         consumer_role<Config>(
             smem.mainloop, cluster, warpgroup, params.comm.trace,
             [&](TileWork* work) {
