@@ -136,5 +136,6 @@ run $((120 * scale)) operators_misuse_test "${options[@]}"
 run $((120 * scale)) operators_beside_test "${options[@]}"
 run $((200 * scale)) operators_large_test "${options[@]}"
 run $((200 * scale)) operators_fault_test "${options[@]}"
+run $((300 * scale)) operators_network_test "${options[@]}"
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

@@ -96,7 +96,7 @@ Result<mk_plan_t> CudaExecutor::plan(const OperatorCall& any) const {
   mk_plan_t plan = MK_PLAN_INIT;
   if (rank_) {
     const Result<RankGemmPlan> chosen =
-        rank_gemm_plan(call.value(), context_.topology.rank, nranks(), rank_->num_sms());
+        rank_gemm_plan(call.value(), context_.topology.rank, nranks(), rank_->num_sms(), rank_->nodes());
     if (!chosen.ok()) return chosen.status();
     plan = chosen.value().plan;
   } else {
@@ -122,7 +122,8 @@ const CudaRank::Arena* CudaExecutor::find_arena(const GemmCall& call, int64_t ba
 bool CudaExecutor::prepared(const OperatorCall& any) const {
   if (!rank_) return workspace_ != nullptr;
   const auto& call = std::get<GemmCall>(any);
-  const Result<RankGemmPlan> chosen = rank_gemm_plan(call, context_.topology.rank, nranks(), rank_->num_sms());
+  const Result<RankGemmPlan> chosen =
+      rank_gemm_plan(call, context_.topology.rank, nranks(), rank_->num_sms(), rank_->nodes());
   return chosen.ok() && find_arena(call, chosen.value().area_bytes) != nullptr;
 }
 
@@ -133,11 +134,11 @@ Status CudaExecutor::prepare(const OperatorCall& any, Deadline deadline) {
   const Result<GemmCall> call = supported(any);
   if (!call.ok()) return call.status();
   if (!kernels_loaded_) {
-    MK_RETURN_IF_ERROR(cuda_error(rank_gemm_prepare(), "loading the kernels"));
+    MK_RETURN_IF_ERROR(cuda_error(rank_gemm_prepare(rank_->nodes() != nullptr), "loading the kernels"));
     kernels_loaded_ = true;
   }
   const Result<RankGemmPlan> chosen =
-      rank_gemm_plan(call.value(), context_.topology.rank, nranks(), rank_->num_sms());
+      rank_gemm_plan(call.value(), context_.topology.rank, nranks(), rank_->num_sms(), rank_->nodes());
   if (!chosen.ok()) return chosen.status();
   const auto bank_bytes = static_cast<size_t>(std::max<int64_t>(chosen.value().area_bytes, 1));
   for (const CudaRank::Arena& arena : arenas_) {
@@ -221,7 +222,8 @@ Status CudaExecutor::enqueue(const OperatorCall& any, mk_stream_t stream) {
 }
 
 Status CudaExecutor::enqueue_with_peers(const GemmCall& call, cudaStream_t stream) {
-  const Result<RankGemmPlan> plan = rank_gemm_plan(call, context_.topology.rank, nranks(), rank_->num_sms());
+  const Result<RankGemmPlan> plan =
+      rank_gemm_plan(call, context_.topology.rank, nranks(), rank_->num_sms(), rank_->nodes());
   if (!plan.ok()) return plan.status();
   RankComm comm = rank_->comm(*find_arena(call, plan.value().area_bytes));
   comm.entry = make_entry(call, 0);
@@ -300,16 +302,9 @@ std::string cuda_device_identity(int ordinal) {
 
 Result<std::unique_ptr<Executor>> make_cuda_executor(ExecutorContext context, Deadline deadline) {
   const Topology& topology = context.topology;
-  if (topology.num_nodes > 1) {
-    return Status(
-        MK_ERROR_UNSUPPORTED,
-        format("device = MK_DEVICE_CUDA: the ranks are on %d nodes, and operators between nodes are not "
-               "built for GPUs yet; use MK_DEVICE_HOST or MK_DEVICE_AUTO",
-               topology.num_nodes));
-  }
-  if (topology.nranks > MAX_LOCAL_RANKS) {
-    return Status(MK_ERROR_UNSUPPORTED, format("device = MK_DEVICE_CUDA: at most %d ranks of a node, saw %d",
-                                               MAX_LOCAL_RANKS, topology.nranks));
+  if (topology.nranks > MAX_GPU_RANKS) {
+    return Status(MK_ERROR_UNSUPPORTED,
+                  format("device = MK_DEVICE_CUDA: at most %d ranks, saw %d", MAX_GPU_RANKS, topology.nranks));
   }
   int count = 0;
   if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess || count == 0) {

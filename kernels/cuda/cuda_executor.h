@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Operators on a GPU, one persistent kernel a call: the plain product for a communicator of one rank, the ranks
-// of one node otherwise.
+// Operators on a GPU, one persistent kernel a call: the plain product for a communicator of one rank, a kernel
+// that works with its peers' otherwise.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -8,6 +8,7 @@
 #include "kernels/cuda/gemm_type.h"
 #include "kernels/gemm/tensor_map.h"
 #include "kernels/ops/allgather_gemm/cuda_kernel.cuh"
+#include "kernels/ops/allgather_gemm/cuda_network_kernel.cuh"
 #include "kernels/ops/gemm_reduce_scatter/cuda_kernel.cuh"
 
 namespace mk {
@@ -107,14 +108,16 @@ TileSchedule tiles_of(const GemmCall& call, const RankGemmPlan& plan, int num_ct
           true};
 }
 
-cudaError_t launch_gather(const GemmCall& call, const RankGemmPlan& plan, const RankComm& comm, int num_ctas,
-                          cudaStream_t stream) {
-  using namespace allgather_gemm;
-  const CudaTable& table = call.dtype == MK_DTYPE_FP16 ? cuda_kernels_fp16() : cuda_kernels_bf16();
-  const auto& kernel = find_kernel(table, plan.gemm, call.b_layout == MK_LAYOUT_NK);
+// Ranks that take turns, after this one, in what it computes first.
+int num_in_turn(const RankGemmPlan& plan, const RankComm& comm) {
+  if (plan.merged) return 0;
+  return comm.order.num_local > 1 ? comm.order.num_local - 1 : comm.nranks - 1;
+}
+
+bool fill_gather(const GemmCall& call, const RankGemmPlan& plan, const RankComm& comm, int stage_bytes,
+                 allgather_gemm::CudaParams& params) {
   const int64_t max_rows = ceil_div(call.m, comm.nranks);
   const int64_t own_rows = rows_count(call.m, comm.nranks, comm.rank);
-  CudaParams params{};
   params.comm = comm;
   params.schedule.topology.nranks = comm.nranks;
   params.schedule.topology.rank = comm.rank;
@@ -125,17 +128,16 @@ cudaError_t launch_gather(const GemmCall& call, const RankGemmPlan& plan, const 
   params.schedule.max_chunks = plan.plan.num_chunks;
   std::byte* area = comm.memory[comm.rank] + comm.arena;
   const int64_t box_source = plan.merged ? call.m : max_rows;
-  if (!fill_load(call, plan.gemm, own_rows, box_source, kernel.stage_bytes, area, &params.load))
-    return cudaErrorInvalidValue;
+  if (!fill_load(call, plan.gemm, own_rows, box_source, stage_bytes, area, &params.load)) return false;
   for (int bank = 0; bank < 2; ++bank) {
     if (!encode_tensor_map(&params.map_gathered[bank], gemm_type(call.dtype), area + bank * comm.bank_bytes,
                            call.m, call.k, std::max<int64_t>(round_up(call.k, 8), 8),
                            a_box_rows(plan.gemm, box_source), GEMM_BLOCK_K)) {
-      return cudaErrorInvalidValue;
+      return false;
     }
   }
-  params.tiles = tiles_of(call, plan, num_ctas - plan.plan.copy_ctas);
-  params.order = {std::max(1, plan.tile_rows), plan.merged ? 0 : comm.nranks - 1};
+  params.tiles = tiles_of(call, plan, plan.plan.compute_ctas);
+  params.order = {std::max(1, plan.tile_rows), num_in_turn(plan, comm)};
   params.epilogue = epilogue_of(call);
   params.m = static_cast<int>(call.m);
   params.max_rows = static_cast<int>(std::max<int64_t>(1, max_rows));
@@ -150,7 +152,33 @@ cudaError_t launch_gather(const GemmCall& call, const RankGemmPlan& plan, const 
   params.a_pitch = std::max<int64_t>(call.lda, round_up(call.k, 8)) * 2;
   if (call.m > 0 && call.k > 0) params.a_gathered = static_cast<std::byte*>(call.a_gathered);
   params.a_gathered_pitch = std::max(call.lda_gathered, call.k) * 2;
+  return true;
+}
+
+cudaError_t launch_gather(const GemmCall& call, const RankGemmPlan& plan, const RankComm& comm, int num_ctas,
+                          cudaStream_t stream) {
+  using namespace allgather_gemm;
+  const CudaTable& table = call.dtype == MK_DTYPE_FP16 ? cuda_kernels_fp16() : cuda_kernels_bf16();
+  const auto& kernel = find_kernel(table, plan.gemm, call.b_layout == MK_LAYOUT_NK);
+  CudaParams params{};
+  if (!fill_gather(call, plan, comm, kernel.stage_bytes, params)) return cudaErrorInvalidValue;
   return launch(kernel, params, num_ctas, stream);
+}
+
+cudaError_t launch_network_gather(const GemmCall& call, const RankGemmPlan& plan, const RankComm& comm,
+                                  int num_ctas, cudaStream_t stream) {
+  using namespace allgather_gemm;
+  const NetworkTable& table =
+      call.dtype == MK_DTYPE_FP16 ? cuda_network_kernels_fp16() : cuda_network_kernels_bf16();
+  const auto& kernel = find_kernel(table, plan.gemm, call.b_layout == MK_LAYOUT_NK);
+  NetworkParams params{};
+  if (!fill_gather(call, plan, comm, kernel.stage_bytes, params)) return cudaErrorInvalidValue;
+  params.far_order = {params.order.tile_rows, 0, 0};
+  if (!plan.merged) {
+    params.far_order.num_near = comm.order.num_local - 1;
+    params.far_order.num_far = comm.nranks - comm.order.num_local;
+  }
+  return launch(kernel, params, num_ctas + NUM_NETWORK_CTAS, stream);
 }
 
 cudaError_t launch_reduction(const GemmCall& call, const RankGemmPlan& plan, const RankComm& comm, int num_ctas,
@@ -184,12 +212,15 @@ cudaError_t launch_reduction(const GemmCall& call, const RankGemmPlan& plan, con
 
 }  // namespace
 
-cudaError_t rank_gemm_prepare() {
+cudaError_t rank_gemm_prepare(bool between_nodes) {
   cudaError_t error = tensor_map_prepare();
   if (error == cudaSuccess) error = prepare_table(allgather_gemm::cuda_kernels_bf16());
   if (error == cudaSuccess) error = prepare_table(allgather_gemm::cuda_kernels_fp16());
   if (error == cudaSuccess) error = prepare_table(gemm_reduce_scatter::cuda_kernels_bf16());
   if (error == cudaSuccess) error = prepare_table(gemm_reduce_scatter::cuda_kernels_fp16());
+  if (!between_nodes) return error;
+  if (error == cudaSuccess) error = prepare_table(allgather_gemm::cuda_network_kernels_bf16());
+  if (error == cudaSuccess) error = prepare_table(allgather_gemm::cuda_network_kernels_fp16());
   return error;
 }
 
@@ -197,6 +228,10 @@ cudaError_t rank_gemm_launch(const GemmCall& call, const RankGemmPlan& plan, con
                              cudaStream_t stream) {
   if (!tensor_map_is_prepared()) return cudaErrorNotReady;
   const int num_ctas = plan.plan.compute_ctas + plan.plan.copy_ctas;
+  if (comm.order.num_rail_peers > 0) {
+    if (call.op != MK_OPERATOR_ALLGATHER_GEMM) return cudaErrorNotSupported;
+    return launch_network_gather(call, plan, comm, num_ctas, stream);
+  }
   return call.op == MK_OPERATOR_ALLGATHER_GEMM ? launch_gather(call, plan, comm, num_ctas, stream)
                                                : launch_reduction(call, plan, comm, num_ctas, stream);
 }

@@ -6,7 +6,8 @@
 
 #include "kernels/cuda/gemm_type.h"
 #include "kernels/device/rank_gemm_tiles.h"
-#include "kernels/protocol.h"
+#include "kernels/ops/allgather_gemm/plan.h"
+#include "transport/command.h"
 
 namespace mk {
 namespace {
@@ -199,9 +200,50 @@ Status plan_reduction(const GemmCall& call, int rank, int nranks, int num_sms, R
   return {};
 }
 
+// What is left to the operator of `num_sms` CTAs, when one has the network.
+constexpr int MIN_CTAS_BETWEEN_NODES = 3;
+
+Status check_between_nodes(const GemmCall& call, int num_sms) {
+  if (call.op != MK_OPERATOR_ALLGATHER_GEMM) {
+    return Status(
+        MK_ERROR_UNSUPPORTED,
+        format("mk_%s between nodes is not built for GPUs yet; use MK_DEVICE_HOST", operator_name(call.op)));
+  }
+  if (num_sms < MIN_CTAS_BETWEEN_NODES) {
+    return Status(MK_ERROR_UNSUPPORTED,
+                  format("mk_%s between nodes needs %d CTAs or more, the communicator may use %d (max_ctas, "
+                         "reserved_sms)",
+                         operator_name(call.op), MIN_CTAS_BETWEEN_NODES, num_sms));
+  }
+  return {};
+}
+
+// Chunks travel between nodes whole, each with a signal of its own.
+Status plan_network(const GemmCall& call, const TopologyView& nodes, RankGemmPlan& to) {
+  mk_plan_t& plan = to.plan;
+  const int64_t signals = int64_t{nodes.nranks} * plan.num_chunks;
+  if (signals > kSignalsPerBank - kEntrySignals) {
+    return Status(MK_ERROR_UNSUPPORTED,
+                  format("mk_%s: m=%lld needs %lld signals between nodes; a launch has %d: use several calls",
+                         operator_name(call.op), static_cast<long long>(call.m),
+                         static_cast<long long>(signals), static_cast<int>(kSignalsPerBank) - kEntrySignals));
+  }
+  const int64_t chunk_bytes = plan.chunk_rows * round_up(call.k * 2, 16);
+  if (chunk_bytes > UINT32_MAX) {
+    return Status(MK_ERROR_UNSUPPORTED,
+                  format("mk_%s: k=%lld: between nodes %d rows may have 4 GiB at most", operator_name(call.op),
+                         static_cast<long long>(call.k), plan.chunk_rows));
+  }
+  plan.send_ctas = 1;
+  plan.link_bytes = plan.network_bytes = 0;
+  allgather_gemm::count_bytes(allgather_gemm::make_schedule(call, plan, nodes), plan);
+  return {};
+}
+
 }  // namespace
 
-Result<RankGemmPlan> rank_gemm_plan(const GemmCall& call, int rank, int nranks, int num_sms) {
+Result<RankGemmPlan> rank_gemm_plan(const GemmCall& call, int rank, int nranks, int num_sms,
+                                    const TopologyView* nodes) {
   if (std::max({call.m, call.n, call.k}) > kMaxSize) {
     return Status(MK_ERROR_UNSUPPORTED,
                   format("mk_%s: m=%lld, n=%lld, k=%lld: on GPUs each is at most %lld", operator_name(call.op),
@@ -210,6 +252,10 @@ Result<RankGemmPlan> rank_gemm_plan(const GemmCall& call, int rank, int nranks, 
   }
   RankGemmPlan plan;
   plan.plan = MK_PLAN_INIT;
+  if (nodes != nullptr) {
+    MK_RETURN_IF_ERROR(check_between_nodes(call, num_sms));
+    num_sms -= 1;
+  }
   const bool gathers = call.op == MK_OPERATOR_ALLGATHER_GEMM;
   MK_RETURN_IF_ERROR(gathers ? plan_gather(call, rank, nranks, num_sms, plan)
                              : plan_reduction(call, rank, nranks, num_sms, plan));
@@ -217,6 +263,7 @@ Result<RankGemmPlan> rank_gemm_plan(const GemmCall& call, int rank, int nranks, 
     return Status(MK_ERROR_UNSUPPORTED, format("mk_%s: tuning: there is no tile of tile_m=%d, tile_n=%d",
                                                operator_name(call.op), call.tuning.tile_m, call.tuning.tile_n));
   }
+  if (nodes != nullptr) MK_RETURN_IF_ERROR(plan_network(call, *nodes, plan));
   plan.gemm.group_m = group_rows(plan.gemm.group_m, std::max(1, plan.tile_rows));
   return plan;
 }

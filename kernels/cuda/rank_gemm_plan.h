@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
-// How a GEMM operator runs on the GPUs of one node. Pure; what the ranks must agree on follows from globally
+// How a GEMM operator runs on GPUs. Pure; what the ranks must agree on follows from globally
 // equal fields alone.
 #pragma once
 
 #include "kernels/gemm/gemm_plan.h"
 #include "kernels/operator_call.h"
 #include "kernels/ops/gemm_reduce_scatter/reduction.h"
+#include "kernels/protocol.h"
 #include "lib/status.h"
 
 namespace mk {
@@ -29,7 +30,9 @@ struct RankGemmPlan {
   int64_t area_bytes = 0;  // of a bank
 };
 
-// MK_ERROR_UNSUPPORTED: more flags than a bank has.
-Result<RankGemmPlan> rank_gemm_plan(const GemmCall& call, int rank, int nranks, int num_sms);
+// `nodes`: who is where, when the ranks are on several nodes; null: they are on one. MK_ERROR_UNSUPPORTED: more
+// flags or signals than a bank has, or an operator that is not built between nodes.
+Result<RankGemmPlan> rank_gemm_plan(const GemmCall& call, int rank, int nranks, int num_sms,
+                                    const TopologyView* nodes = nullptr);
 
 }  // namespace mk
