@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <map>
+#include <random>
 #include <set>
 #include <vector>
 
+#include "kernels/device/arrival_window.h"
 #include "kernels/device/network_comm.h"
 #include "kernels/device/rank_tiles.h"
 #include "kernels/topology_arrays.h"
@@ -129,6 +131,34 @@ TEST_CASE("every byte of the relayed ranks' rows is forwarded once, and counted 
                 units.expected(rows[relayed], chunk, panel));
         }
       }
+    }
+  }
+}
+
+TEST_CASE("what comes in any order is noted once") {
+  std::mt19937 random(3);
+  for (const int count : {1, 31, 32, 33, 64, 500}) {
+    for (int turn = 0; turn < 50; ++turn) {
+      std::vector<int> order(count);
+      for (int i = 0; i < count; ++i) order[i] = i;
+      std::shuffle(order.begin(), order.end(), random);
+      std::set<int> here, noted;
+      ArrivalWindow window;
+      while (window.first < count) {
+        const size_t more = std::uniform_int_distribution<size_t>(0, 40)(random);
+        for (size_t i = 0; i < more && here.size() < order.size(); ++i) here.insert(order[here.size()]);
+        uint32_t fresh = 0;
+        for (int place = 0; place < ArrivalWindow::SIZE; ++place) {
+          const int number = window.first + place;
+          if (number >= count || !window.is_missing(place) || here.count(number) == 0) continue;
+          CHECK(noted.insert(number).second);
+          fresh |= 1u << place;
+        }
+        window.add(fresh);
+      }
+      CHECK(window.first == count);
+      CHECK(window.arrived == 0);
+      CHECK(static_cast<int>(noted.size()) == count);
     }
   }
 }

@@ -5,6 +5,7 @@
 // that have come from there. Push warps that are through with their own rows forward those inside the node.
 #pragma once
 
+#include "kernels/device/arrival_window.h"
 #include "kernels/device/network_launch.cuh"
 #include "kernels/ops/allgather_gemm/cuda_kernel.cuh"
 #include "kernels/ops/allgather_gemm/forward_units.h"
@@ -94,24 +95,23 @@ __device__ inline void send_chunks(const RankLaunch& launch, const NetworkLaunch
 }
 
 // Tells this rank's other warps of chunks that have come from the network. A lane keeps the account of each
-// rank relayed: its first chunk that has not come, and which of the 32 from there on have.
+// rank relayed.
 __device__ inline void receive_chunks(const RankLaunch& launch, const NetworkLaunch& network,
                                       const CudaParams& params) {
   const RankOrder& order = params.comm.order;
   const int lane = threadIdx.x % 32;
   const int num_mine = lane < order.num_relayed ? num_chunks_of(params, order.relayed[lane]) : 0;
-  int my_first = 0;
-  uint32_t my_arrived = 0;
+  ArrivalWindow mine;
   NetworkPatience patience(launch, params.comm);
-  while (__any_sync(~0u, my_first < num_mine)) {
+  while (__any_sync(~0u, mine.first < num_mine)) {
     bool has_any = false;
     for (int i = 0; i < order.num_relayed; ++i) {
       const int source = order.relayed[i];
-      const int first = __shfl_sync(~0u, my_first, i);
-      uint32_t arrived = __shfl_sync(~0u, my_arrived, i);
-      const int chunk = first + lane;
-      const bool is_missing = chunk < __shfl_sync(~0u, num_mine, i) && (arrived >> lane & 1) == 0;
-      const bool has_come = is_missing && network.take_signal(params.schedule.signal(source, chunk));
+      const ArrivalWindow window = {__shfl_sync(~0u, mine.first, i), __shfl_sync(~0u, mine.arrived, i)};
+      const int num_chunks = __shfl_sync(~0u, num_mine, i);
+      const int chunk = window.first + lane;
+      const bool has_come = chunk < num_chunks && window.is_missing(lane) &&
+                            network.take_signal(params.schedule.signal(source, chunk));
       if (has_come) {
         ptx::fence_acq_rel_sys();
         for (int panel = 0; panel < params.num_panels; ++panel) {
@@ -120,23 +120,17 @@ __device__ inline void receive_chunks(const RankLaunch& launch, const NetworkLau
       }
       const uint32_t fresh = __ballot_sync(~0u, has_come);
       has_any = has_any || fresh != 0;
-      arrived |= fresh;
-      const int num_done = arrived == ~0u ? 32 : __ffs(static_cast<int>(~arrived)) - 1;
-      if (lane == i) {
-        my_first = first + num_done;
-        my_arrived = num_done == 32 ? 0 : arrived >> num_done;
-      }
+      if (lane == i) mine.add(fresh);
     }
     if (has_any) {
       patience.progressed();
       continue;
     }
-    const uint32_t waiting = __ballot_sync(~0u, my_first < num_mine);
-    const int i = __ffs(static_cast<int>(waiting)) - 1;
-    const int chunk = __shfl_sync(~0u, my_first, i < 0 ? 0 : i);
+    const int waiting = __ffs(static_cast<int>(__ballot_sync(~0u, mine.first < num_mine))) - 1;
+    const int chunk = __shfl_sync(~0u, mine.first, waiting);
     bool goes_on = true;
-    if (lane == 0 && i >= 0) {
-      goes_on = patience.goes_on({DeviceRole::receive, DeviceObject::chunk, order.relayed[i],
+    if (lane == 0) {
+      goes_on = patience.goes_on({DeviceRole::receive, DeviceObject::chunk, order.relayed[waiting],
                                   static_cast<uint64_t>(chunk), launch.epoch() - 1, launch.epoch()});
     }
     if (!__shfl_sync(~0u, static_cast<int>(goes_on), 0)) return;
