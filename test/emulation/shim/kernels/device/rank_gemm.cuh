@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: MIT
+// What the kernels of the GEMM operators name of a product, which does not run on the host.
+#pragma once
+
+#include <utility>
+
+#include "kernels/device/bulk_push.cuh"
+#include "kernels/device/rank_gemm_tiles.h"
+#include "kernels/device/rank_launch.cuh"
+#include "kernels/device/rank_tiles.h"
+
+namespace mk {
+
+template <int M, int N, bool PING_PONG, class Element, bool CLUSTER, bool B_TRANSPOSED>
+struct GemmConfig;
+struct ClusterPosition {
+  int rank;
+  int size;
+};
+template <class Config>
+struct MainloopStorage;
+template <int NUM_STAGES>
+struct StageCursor;
+template <class Config>
+struct RankGemmStorage;
+struct PartialsLayout {
+  PartialsLayout(int, int, int);
+};
+constexpr int NUM_COPY_WARPS = NUM_PUSH_WARPS + 1;
+struct CopyWarp {
+  int warp;
+  int num_ctas;
+  bool greets() const { return false; }
+  int index() const { return warp * num_ctas + static_cast<int>(blockIdx.x); }
+};
+template <class Params>
+struct RankGemmKernel {
+  void (*kernel)(Params);
+  int num_threads;
+  int smem_bytes;
+  int stage_bytes;
+};
+template <class Params>
+struct RankGemmTable {
+  RankGemmKernel<Params> entries[NUM_RANK_GEMM_TILES][2];
+};
+
+}  // namespace mk
