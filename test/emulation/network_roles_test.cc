@@ -9,13 +9,14 @@
 #include <cstdlib>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
 #include "../support/catch.h"
 #include "../transport/harness.h"
+#include "kernels/cuda/cuda_rank.h"
 #include "kernels/ops/allgather_gemm/cuda_network_kernel.cuh"
-#include "kernels/topology_arrays.h"
 
 namespace mk {
 
@@ -24,7 +25,6 @@ struct EmulatedConfig {
 };
 template <>
 struct RankGemmStorage<EmulatedConfig> {
-  allgather_gemm::CudaParams unused;
   uint8_t bytes[sizeof(PushCtaStorage<EmulatedConfig::NUM_THREADS>)];
 };
 
@@ -40,67 +40,56 @@ struct Shape {
 };
 
 constexpr int kPushCtas = 2;
-constexpr int64_t kMaxArea = 1 << 20;
+constexpr size_t kBankBytes = 1 << 20;
 
 uint16_t element(uint64_t epoch, int64_t row, int64_t column) {
   return static_cast<uint16_t>(epoch * 40503 + static_cast<uint64_t>(row) * 331 +
                                static_cast<uint64_t>(column) * 7);
 }
 
-// Ranks of one test find each other's memory here; those of other nodes keep their hands off.
-struct Job {
-  explicit Job(size_t nranks) : memory(nranks) {}
-  std::vector<std::vector<std::byte>> memory;
-  std::byte* base(int rank) {
-    auto address = reinterpret_cast<uintptr_t>(memory[static_cast<size_t>(rank)].data());
-    return reinterpret_cast<std::byte*>((address + 4095) / 4096 * 4096);
-  }
-};
-
+// A rank as the CUDA executor has it, on a GPU that is not there.
 class EmulatedGpu {
  public:
-  EmulatedGpu(Job& job, Rank& rank) : job_(job), rank_(rank), arrays_(rank.topology) {}
+  explicit EmulatedGpu(Rank& rank) : rank_(rank) {}
 
-  Status set_up() {
-    const size_t control = static_cast<size_t>(round_up(static_cast<int64_t>(layout().bytes()), 4096));
-    job_.memory[static_cast<size_t>(rank_.rank)].resize(control + 2 * kMaxArea + 4096);
+  Status set_up(int64_t wait_timeout_ms = 60000) {
     EndpointOptions options;
     options.fifo_capacity = 16;
     options.idle = {std::chrono::microseconds(0), std::chrono::microseconds(200)};
     MK_RETURN_IF_ERROR(rank_.connect(std::move(options)));
-    std::byte* const base = job_.base(rank_.rank);
-    auto region = rank_.endpoint->register_region(base, layout().bytes(), Deadline::after(rank_.timeout));
-    if (!region.ok()) return region.status();
-    control_region_ = region.value();
-    region = rank_.endpoint->register_region(base + control, 2 * kMaxArea, Deadline::after(rank_.timeout));
-    if (!region.ok()) return region.status();
-    arena_region_ = region.value();
-    shared_ = rank_.endpoint->shared_with_gpu();
-    arena_ = control;
+    mk_comm_config_t config = MK_COMM_CONFIG_INIT;
+    config.wait_timeout_ms = wait_timeout_ms;
+    context_.emplace(ExecutorContext{rank_.topology,
+                                     rank_.exchange,
+                                     rank_.abort,
+                                     rank_.endpoint.get(),
+                                     config,
+                                     {},
+                                     {},
+                                     [this](const mk_async_error_t& error, const std::string& sentence) {
+                                       std::lock_guard lock(mutex_);
+                                       error_ = error;
+                                       sentence_ = sentence;
+                                     },
+                                     {},
+                                     {},
+                                     {}});
+    auto made = CudaRank::make(*context_, 0, kPushCtas + 1, Deadline::after(rank_.timeout));
+    if (!made.ok()) return made.status();
+    gpu_ = made.take();
+    const auto arena = gpu_->add_arena(kBankBytes, Deadline::after(rank_.timeout));
+    if (!arena.ok()) return arena.status();
+    arena_ = arena.value();
     return {};
   }
 
   NetworkParams params(const Shape& shape) {
     NetworkParams params{};
-    RankComm& comm = params.comm;
-    comm.rank = rank_.rank;
-    comm.nranks = rank_.nranks;
-    comm.order = make_rank_order(arrays_.view());
-    for (int i = 0; i < comm.order.num_local; ++i)
-      comm.memory[comm.order.rank_at[i]] = job_.base(comm.order.rank_at[i]);
-    comm.arena = arena_;
-    comm.bank_bytes = kMaxArea;
-    comm.state = state_.get();
-    comm.mailbox = mailbox_.get();
-    comm.wait_timeout_ns = timeout_ns;
-    comm.entry.op = 1;
-    comm.entry.shape[0] = shape.m;
-    comm.entry.shape[1] = shape.k;
-    comm.network.queue = {shared_.fifo->data(), &network_->queue, shared_.fifo_capacity};
-    comm.network.counters = shared_.counters->data();
-    comm.network.signals_taken = network_->signals_taken;
-    comm.network.control_address = region_address(control_region_, 0);
-    comm.network.arena_address = region_address(arena_region_, 0);
+    params.comm = gpu_->comm(arena_);
+    const RankComm& comm = params.comm;
+    params.comm.entry.op = MK_OPERATOR_ALLGATHER_GEMM;
+    params.comm.entry.shape[0] = shape.m;
+    params.comm.entry.shape[1] = shape.k;
     const int64_t max_rows = ceil_div(shape.m, comm.nranks);
     params.schedule.topology.nranks = comm.nranks;
     params.schedule.topology.rank = comm.rank;
@@ -149,13 +138,14 @@ class EmulatedGpu {
   // What the product would have waited for, and then found.
   std::string consume(const NetworkParams& params, uint64_t epoch) {
     const allgather_gemm::Schedule& schedule = params.schedule;
-    const std::byte* const area = job_.base(rank_.rank) + arena_ + bank_of(epoch) * kMaxArea;
+    std::byte* const own = params.comm.memory[rank_.rank];
+    const std::byte* const area = own + arena_.offset + static_cast<size_t>(bank_of(epoch)) * arena_.bank_bytes;
     for (int source = 0; source < rank_.nranks && schedule.k > 0; ++source) {
       for (int chunk = 0; chunk < schedule.chunks(source); ++chunk) {
         for (int panel = 0; panel < params.num_panels; ++panel) {
           const int index = schedule.flag(source, chunk) * params.num_panels + panel;
           auto* const flag =
-              reinterpret_cast<uint64_t*>(job_.base(rank_.rank) + layout().flag(bank_of(epoch), index));
+              reinterpret_cast<uint64_t*>(own + ControlLayout{rank_.nranks}.flag(bank_of(epoch), index));
           const Deadline deadline = Deadline::after(rank_.timeout);
           while (__atomic_load_n(flag, __ATOMIC_ACQUIRE) < epoch) {
             if (deadline.passed() || rank_.abort.raised())
@@ -179,42 +169,37 @@ class EmulatedGpu {
     return "";
   }
 
-  std::string complaint() const {
-    if (mailbox_->failed == 0) return "";
-    const DeviceError& error = mailbox_->error;
-    return format("kind %u role %u object %u peer %d index %llu seen %llu expected %llu; ", error.kind,
-                  static_cast<unsigned>(error.role), static_cast<unsigned>(error.object), error.peer,
-                  (unsigned long long)error.index, (unsigned long long)error.seen,
-                  (unsigned long long)error.expected);
+  // What the rank has reported, after a look.
+  mk_async_error_t error() {
+    gpu_->look();
+    std::lock_guard lock(mutex_);
+    return error_;
   }
-  const DeviceError& error() const { return mailbox_->error; }
-  uint32_t failed() const { return mailbox_->failed; }
-  uint64_t epoch() const { return state_->epoch; }
-  bool is_clean() const {
-    const bool counts = std::all_of(std::begin(state_->counts), std::end(state_->counts),
+  std::string sentence() {
+    gpu_->look();
+    std::lock_guard lock(mutex_);
+    return sentence_;
+  }
+  uint64_t epoch() const { return gpu_->epoch(); }
+  bool is_idle() const { return gpu_->idle(); }
+  static bool is_clean(const LaunchState& state) {
+    const bool counts = std::all_of(std::begin(state.counts), std::end(state.counts),
                                     [](uint32_t count) { return count == 0; });
-    return counts && state_->running == 0 && state_->num_exited == 0 && state_->push_ticket == 0 &&
-           state_->gather_ticket == 0;
+    return counts && state.running == 0 && state.num_exited == 0 && state.push_ticket == 0 &&
+           state.gather_ticket == 0;
   }
-  uint64_t posted() const { return network_->queue.head; }
-
-  uint64_t timeout_ns = 60'000'000'000;
 
  private:
   using Smem = PushCtaStorage<EmulatedConfig::NUM_THREADS>;
-  ControlLayout layout() const { return {rank_.nranks}; }
 
-  Job& job_;
   Rank& rank_;
-  const TopologyArrays arrays_;
-  std::unique_ptr<LaunchState> state_ = std::make_unique<LaunchState>();
-  std::unique_ptr<HostMailbox> mailbox_ = std::make_unique<HostMailbox>();
-  std::unique_ptr<NetworkState> network_ = std::make_unique<NetworkState>();
+  std::optional<ExecutorContext> context_;
+  std::unique_ptr<CudaRank> gpu_;
+  CudaRank::Arena arena_{};
   std::vector<uint16_t> rows_;
-  SharedWithGpu shared_;
-  size_t arena_ = 0;
-  uint32_t control_region_ = 0;
-  uint32_t arena_region_ = 0;
+  std::mutex mutex_;
+  mk_async_error_t error_ = MK_ASYNC_ERROR_INIT;
+  std::string sentence_;
 };
 
 std::string run_launches(EmulatedGpu& gpu, Rank& rank, const Shape& shape, int launches) {
@@ -226,11 +211,11 @@ std::string run_launches(EmulatedGpu& gpu, Rank& rank, const Shape& shape, int l
     std::thread consumer([&] { wrong = gpu.consume(params, epoch); });
     gpu.launch(params);
     consumer.join();
-    MK_EXPECT(gpu.complaint() == "" || (std::printf("%s\n", gpu.complaint().c_str()), false));
+    if (const std::string sentence = gpu.sentence(); !sentence.empty()) return sentence + "; ";
     if (!wrong.empty()) return wrong;
-    MK_EXPECT(gpu.epoch() == epoch);
-    MK_EXPECT(gpu.is_clean());
-    MK_EXPECT(rank.endpoint->completed() == gpu.posted());
+    MK_EXPECT(gpu.epoch() == epoch && gpu.is_idle());
+    MK_EXPECT(EmulatedGpu::is_clean(*params.comm.state));
+    MK_EXPECT(rank.endpoint->completed() == params.comm.network.queue.state->head);
   }
   return "";
 }
@@ -245,9 +230,8 @@ TEST_CASE("rows travel between nodes and inside them, launch after launch", "[em
   for (const BackendCase& backend : backend_cases()) {
     INFO(backend.backend << " seed " << backend.seed << " " << backend.environment << ", " << nodes.size()
                          << " ranks");
-    Job job(nodes.size());
     CHECK(run_ranks(RankKind::threads, backend, nodes, [&](Rank& rank) -> std::string {
-            EmulatedGpu gpu(job, rank);
+            EmulatedGpu gpu(rank);
             MK_EXPECT_OK(gpu.set_up());
             MK_EXPECT(rank.barrier());
             for (const Shape& shape : {Shape{500, 200}, Shape{3, 72}, Shape{0, 64}, Shape{70, 0},
@@ -264,39 +248,36 @@ TEST_CASE("rows travel between nodes and inside them, launch after launch", "[em
 
 TEST_CASE("a disagreement between nodes ends the launch on every rank", "[emulation]") {
   const std::vector<int> nodes = {0, 0, 1, 1};
-  Job job(nodes.size());
   CHECK(run_ranks(RankKind::threads, {"loopback", "0"}, nodes, [&](Rank& rank) -> std::string {
-          EmulatedGpu gpu(job, rank);
+          EmulatedGpu gpu(rank);
           MK_EXPECT_OK(gpu.set_up());
           MK_EXPECT(rank.barrier());
           const NetworkParams params = gpu.params({rank.rank == 3 ? 300 : 500, 200});
           gpu.launch(params);
-          MK_EXPECT(gpu.failed() == 1);
-          MK_EXPECT(gpu.error().kind == DEVICE_MISMATCH);
-          MK_EXPECT(rank.rank == 3 || gpu.error().peer == 3);
+          MK_EXPECT(gpu.error().status == MK_ERROR_MISMATCH);
+          MK_EXPECT(rank.rank == 3 || gpu.error().rank == 3);
+          // Between nodes it is the end.
+          MK_EXPECT(rank.abort.raised() && rank.abort.reason().code() == MK_ERROR_MISMATCH);
+          MK_EXPECT(gpu.sentence().find("m=300") != std::string::npos);
           MK_EXPECT(rank.barrier());
-          rank.abort.raise(Status(MK_ERROR_MISMATCH, "as a communicator would"));
           return "";
         }) == "");
 }
 
 TEST_CASE("who waits for a put that does not come says for what", "[emulation]") {
   const std::vector<int> nodes = {0, 1};
-  Job job(nodes.size());
   CHECK(run_ranks(RankKind::threads, {"loopback", "0"}, nodes, [&](Rank& rank) -> std::string {
-          EmulatedGpu gpu(job, rank);
-          MK_EXPECT_OK(gpu.set_up());
+          EmulatedGpu gpu(rank);
+          MK_EXPECT_OK(gpu.set_up(rank.rank == 0 ? 300 : 60000));
           MK_EXPECT(rank.barrier());
-          gpu.timeout_ns = rank.rank == 0 ? 300'000'000 : 60'000'000'000;
           NetworkParams params = gpu.params({500, 200});
           // Rank 1 believes that it has no rows to send, but all else is as agreed.
           if (rank.rank == 1) params.schedule.k = 0;
           gpu.launch(params);
           if (rank.rank == 0) {
-            MK_EXPECT(gpu.failed() == 1);
-            MK_EXPECT(gpu.error().kind == DEVICE_TIMEOUT);
-            MK_EXPECT(gpu.error().role == DeviceRole::receive && gpu.error().object == DeviceObject::chunk);
-            MK_EXPECT(gpu.error().peer == 1 && gpu.error().index == 0);
+            const mk_async_error_t error = gpu.error();
+            MK_EXPECT(error.status == MK_ERROR_TIMEOUT && error.rank == 1 && error.object_index == 0);
+            MK_EXPECT(std::string(error.role) == "receive" && std::string(error.object) == "chunk");
           }
           MK_EXPECT(rank.barrier());
           rank.abort.raise(Status(MK_ERROR_TIMEOUT, "as a communicator would"));
