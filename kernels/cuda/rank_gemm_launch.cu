@@ -10,6 +10,7 @@
 #include "kernels/ops/allgather_gemm/cuda_kernel.cuh"
 #include "kernels/ops/allgather_gemm/cuda_network_kernel.cuh"
 #include "kernels/ops/gemm_reduce_scatter/cuda_kernel.cuh"
+#include "kernels/ops/gemm_reduce_scatter/cuda_network_kernel.cuh"
 
 namespace mk {
 namespace {
@@ -181,20 +182,16 @@ cudaError_t launch_network_gather(const GemmCall& call, const RankGemmPlan& plan
   return launch(kernel, params, num_ctas + NUM_NETWORK_CTAS, stream);
 }
 
-cudaError_t launch_reduction(const GemmCall& call, const RankGemmPlan& plan, const RankComm& comm, int num_ctas,
-                             cudaStream_t stream) {
-  using namespace gemm_reduce_scatter;
-  const CudaTable& table = call.dtype == MK_DTYPE_FP16 ? cuda_kernels_fp16() : cuda_kernels_bf16();
-  const auto& kernel = find_kernel(table, plan.gemm, call.b_layout == MK_LAYOUT_NK);
-  CudaParams params{};
+bool fill_reduction(const GemmCall& call, const RankGemmPlan& plan, const RankComm& comm, int stage_bytes,
+                    gemm_reduce_scatter::CudaParams& params) {
   params.comm = comm;
-  const bool one_shot = plan.reduction == Reduction::one_shot;
+  const bool one_shot = plan.reduction == gemm_reduce_scatter::Reduction::one_shot;
   const int64_t rows = one_shot ? call.m : ceil_div(call.m, comm.nranks);
-  if (!fill_load(call, plan.gemm, call.m, rows, kernel.stage_bytes, comm.memory[comm.rank] + comm.arena,
+  if (!fill_load(call, plan.gemm, call.m, rows, stage_bytes, comm.memory[comm.rank] + comm.arena,
                  &params.load)) {
-    return cudaErrorInvalidValue;
+    return false;
   }
-  params.tiles = tiles_of(call, plan, num_ctas);
+  params.tiles = tiles_of(call, plan, plan.plan.compute_ctas);
   params.output = epilogue_of(call);
   params.comm_type = gemm_type(call.comm_dtype);
   params.reduction = plan.reduction;
@@ -207,7 +204,30 @@ cudaError_t launch_reduction(const GemmCall& call, const RankGemmPlan& plan, con
   params.gather_begin = plan.gather_begin;
   params.gather_pitch = plan.gather_pitch;
   params.is_paced = plan.is_paced;
+  return true;
+}
+
+cudaError_t launch_reduction(const GemmCall& call, const RankGemmPlan& plan, const RankComm& comm, int num_ctas,
+                             cudaStream_t stream) {
+  using namespace gemm_reduce_scatter;
+  const CudaTable& table = call.dtype == MK_DTYPE_FP16 ? cuda_kernels_fp16() : cuda_kernels_bf16();
+  const auto& kernel = find_kernel(table, plan.gemm, call.b_layout == MK_LAYOUT_NK);
+  CudaParams params{};
+  if (!fill_reduction(call, plan, comm, kernel.stage_bytes, params)) return cudaErrorInvalidValue;
   return launch(kernel, params, num_ctas, stream);
+}
+
+cudaError_t launch_network_reduction(const GemmCall& call, const RankGemmPlan& plan, const RankComm& comm,
+                                     int num_ctas, cudaStream_t stream) {
+  using namespace gemm_reduce_scatter;
+  const NetworkTable& table =
+      call.dtype == MK_DTYPE_FP16 ? cuda_network_kernels_fp16() : cuda_network_kernels_bf16();
+  const auto& kernel = find_kernel(table, plan.gemm, call.b_layout == MK_LAYOUT_NK);
+  NetworkParams params{};
+  if (!fill_reduction(call, plan, comm, kernel.stage_bytes, params)) return cudaErrorInvalidValue;
+  params.network = plan.network;
+  params.reducers = plan.reducers;
+  return launch(kernel, params, num_ctas + plan.plan.reduce_ctas + NUM_NETWORK_CTAS, stream);
 }
 
 }  // namespace
@@ -221,6 +241,8 @@ cudaError_t rank_gemm_prepare(bool between_nodes) {
   if (!between_nodes) return error;
   if (error == cudaSuccess) error = prepare_table(allgather_gemm::cuda_network_kernels_bf16());
   if (error == cudaSuccess) error = prepare_table(allgather_gemm::cuda_network_kernels_fp16());
+  if (error == cudaSuccess) error = prepare_table(gemm_reduce_scatter::cuda_network_kernels_bf16());
+  if (error == cudaSuccess) error = prepare_table(gemm_reduce_scatter::cuda_network_kernels_fp16());
   return error;
 }
 
@@ -229,8 +251,8 @@ cudaError_t rank_gemm_launch(const GemmCall& call, const RankGemmPlan& plan, con
   if (!tensor_map_is_prepared()) return cudaErrorNotReady;
   const int num_ctas = plan.plan.compute_ctas + plan.plan.copy_ctas;
   if (comm.order.num_rail_peers > 0) {
-    if (call.op != MK_OPERATOR_ALLGATHER_GEMM) return cudaErrorNotSupported;
-    return launch_network_gather(call, plan, comm, num_ctas, stream);
+    return call.op == MK_OPERATOR_ALLGATHER_GEMM ? launch_network_gather(call, plan, comm, num_ctas, stream)
+                                                 : launch_network_reduction(call, plan, comm, num_ctas, stream);
   }
   return call.op == MK_OPERATOR_ALLGATHER_GEMM ? launch_gather(call, plan, comm, num_ctas, stream)
                                                : launch_reduction(call, plan, comm, num_ctas, stream);

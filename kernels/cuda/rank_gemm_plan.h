@@ -5,6 +5,7 @@
 
 #include "kernels/gemm/gemm_plan.h"
 #include "kernels/operator_call.h"
+#include "kernels/ops/gemm_reduce_scatter/network_schedule.h"
 #include "kernels/ops/gemm_reduce_scatter/reduction.h"
 #include "kernels/protocol.h"
 #include "lib/status.h"
@@ -28,6 +29,9 @@ struct RankGemmPlan {
   int64_t gather_begin = 0;
   int64_t gather_pitch = 0;
   int64_t area_bytes = 0;  // of a bank
+  // Reductions between nodes.
+  gemm_reduce_scatter::NetworkSchedule network{};
+  gemm_reduce_scatter::Reducers reducers{};
 };
 
 // `nodes`: who is where, when the ranks are on several nodes; null: they are on one. MK_ERROR_UNSUPPORTED: more

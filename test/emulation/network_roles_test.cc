@@ -7,15 +7,11 @@
 
 #include <atomic>
 #include <cstdlib>
-#include <memory>
-#include <mutex>
-#include <optional>
 #include <thread>
 #include <vector>
 
 #include "../support/catch.h"
-#include "../transport/harness.h"
-#include "kernels/cuda/cuda_rank.h"
+#include "emulated_gpu.h"
 #include "kernels/ops/allgather_gemm/cuda_network_kernel.cuh"
 
 namespace mk {
@@ -47,45 +43,19 @@ uint16_t element(uint64_t epoch, int64_t row, int64_t column) {
                                static_cast<uint64_t>(column) * 7);
 }
 
-// A rank as the CUDA executor has it, on a GPU that is not there.
-class EmulatedGpu {
+// Of one rank: rows to gather, a launch, and who takes what has come.
+class GatherRank {
  public:
-  explicit EmulatedGpu(Rank& rank) : rank_(rank) {}
+  explicit GatherRank(Rank& rank) : rank_(rank), gpu_(rank) {}
 
   Status set_up(int64_t wait_timeout_ms = 60000) {
-    EndpointOptions options;
-    options.fifo_capacity = 16;
-    options.idle = {std::chrono::microseconds(0), std::chrono::microseconds(200)};
-    MK_RETURN_IF_ERROR(rank_.connect(std::move(options)));
-    mk_comm_config_t config = MK_COMM_CONFIG_INIT;
-    config.wait_timeout_ms = wait_timeout_ms;
-    context_.emplace(ExecutorContext{rank_.topology,
-                                     rank_.exchange,
-                                     rank_.abort,
-                                     rank_.endpoint.get(),
-                                     config,
-                                     {},
-                                     {},
-                                     [this](const mk_async_error_t& error, const std::string& sentence) {
-                                       std::lock_guard lock(mutex_);
-                                       error_ = error;
-                                       sentence_ = sentence;
-                                     },
-                                     {},
-                                     {},
-                                     {}});
-    auto made = CudaRank::make(*context_, 0, kPushCtas + 1, Deadline::after(rank_.timeout));
-    if (!made.ok()) return made.status();
-    gpu_ = made.take();
-    const auto arena = gpu_->add_arena(kBankBytes, Deadline::after(rank_.timeout));
-    if (!arena.ok()) return arena.status();
-    arena_ = arena.value();
-    return {};
+    return gpu_.set_up(kPushCtas + 1, kBankBytes, wait_timeout_ms);
   }
+  EmulatedGpu& gpu() { return gpu_; }
 
   NetworkParams params(const Shape& shape) {
     NetworkParams params{};
-    params.comm = gpu_->comm(arena_);
+    params.comm = gpu_.comm();
     const RankComm& comm = params.comm;
     params.comm.entry.op = MK_OPERATOR_ALLGATHER_GEMM;
     params.comm.entry.shape[0] = shape.m;
@@ -139,7 +109,7 @@ class EmulatedGpu {
   std::string consume(const NetworkParams& params, uint64_t epoch) {
     const allgather_gemm::Schedule& schedule = params.schedule;
     std::byte* const own = params.comm.memory[rank_.rank];
-    const std::byte* const area = own + arena_.offset + static_cast<size_t>(bank_of(epoch)) * arena_.bank_bytes;
+    const std::byte* const area = gpu_.area(epoch, 0);
     for (int source = 0; source < rank_.nranks && schedule.k > 0; ++source) {
       for (int chunk = 0; chunk < schedule.chunks(source); ++chunk) {
         for (int panel = 0; panel < params.num_panels; ++panel) {
@@ -169,47 +139,23 @@ class EmulatedGpu {
     return "";
   }
 
-  // What the rank has reported, after a look.
-  mk_async_error_t error() {
-    gpu_->look();
-    std::lock_guard lock(mutex_);
-    return error_;
-  }
-  std::string sentence() {
-    gpu_->look();
-    std::lock_guard lock(mutex_);
-    return sentence_;
-  }
-  uint64_t epoch() const { return gpu_->epoch(); }
-  bool is_idle() const { return gpu_->idle(); }
-  static bool is_clean(const LaunchState& state) {
-    const bool counts = std::all_of(std::begin(state.counts), std::end(state.counts),
-                                    [](uint32_t count) { return count == 0; });
-    return counts && state.running == 0 && state.num_exited == 0 && state.push_ticket == 0 &&
-           state.gather_ticket == 0;
-  }
-
  private:
   using Smem = PushCtaStorage<EmulatedConfig::NUM_THREADS>;
 
   Rank& rank_;
-  std::optional<ExecutorContext> context_;
-  std::unique_ptr<CudaRank> gpu_;
-  CudaRank::Arena arena_{};
+  EmulatedGpu gpu_;
   std::vector<uint16_t> rows_;
-  std::mutex mutex_;
-  mk_async_error_t error_ = MK_ASYNC_ERROR_INIT;
-  std::string sentence_;
 };
 
-std::string run_launches(EmulatedGpu& gpu, Rank& rank, const Shape& shape, int launches) {
-  const NetworkParams params = gpu.params(shape);
+std::string run_launches(GatherRank& gather, Rank& rank, const Shape& shape, int launches) {
+  EmulatedGpu& gpu = gather.gpu();
+  const NetworkParams params = gather.params(shape);
   for (int turn = 0; turn < launches; ++turn) {
     const uint64_t epoch = gpu.epoch() + 1;
-    gpu.fill(params, epoch);
+    gather.fill(params, epoch);
     std::string wrong;
-    std::thread consumer([&] { wrong = gpu.consume(params, epoch); });
-    gpu.launch(params);
+    std::thread consumer([&] { wrong = gather.consume(params, epoch); });
+    gather.launch(params);
     consumer.join();
     if (const std::string sentence = gpu.sentence(); !sentence.empty()) return sentence + "; ";
     if (!wrong.empty()) return wrong;
@@ -231,12 +177,12 @@ TEST_CASE("rows travel between nodes and inside them, launch after launch", "[em
     INFO(backend.backend << " seed " << backend.seed << " " << backend.environment << ", " << nodes.size()
                          << " ranks");
     CHECK(run_ranks(RankKind::threads, backend, nodes, [&](Rank& rank) -> std::string {
-            EmulatedGpu gpu(rank);
-            MK_EXPECT_OK(gpu.set_up());
+            GatherRank gather(rank);
+            MK_EXPECT_OK(gather.set_up());
             MK_EXPECT(rank.barrier());
             for (const Shape& shape : {Shape{500, 200}, Shape{3, 72}, Shape{0, 64}, Shape{70, 0},
                                        Shape{257, 33, 64, 1}, Shape{130, 520, 32, 4}, Shape{40, 8}}) {
-              if (std::string text = run_launches(gpu, rank, shape, 3); !text.empty()) {
+              if (std::string text = run_launches(gather, rank, shape, 3); !text.empty()) {
                 return format("m %lld, k %lld: ", (long long)shape.m, (long long)shape.k) + text;
               }
             }
@@ -249,16 +195,16 @@ TEST_CASE("rows travel between nodes and inside them, launch after launch", "[em
 TEST_CASE("a disagreement between nodes ends the launch on every rank", "[emulation]") {
   const std::vector<int> nodes = {0, 0, 1, 1};
   CHECK(run_ranks(RankKind::threads, {"loopback", "0"}, nodes, [&](Rank& rank) -> std::string {
-          EmulatedGpu gpu(rank);
-          MK_EXPECT_OK(gpu.set_up());
+          GatherRank gather(rank);
+          MK_EXPECT_OK(gather.set_up());
           MK_EXPECT(rank.barrier());
-          const NetworkParams params = gpu.params({rank.rank == 3 ? 300 : 500, 200});
-          gpu.launch(params);
-          MK_EXPECT(gpu.error().status == MK_ERROR_MISMATCH);
-          MK_EXPECT(rank.rank == 3 || gpu.error().rank == 3);
+          const NetworkParams params = gather.params({rank.rank == 3 ? 300 : 500, 200});
+          gather.launch(params);
+          MK_EXPECT(gather.gpu().error().status == MK_ERROR_MISMATCH);
+          MK_EXPECT(rank.rank == 3 || gather.gpu().error().rank == 3);
           // Between nodes it is the end.
           MK_EXPECT(rank.abort.raised() && rank.abort.reason().code() == MK_ERROR_MISMATCH);
-          MK_EXPECT(gpu.sentence().find("m=300") != std::string::npos);
+          MK_EXPECT(gather.gpu().sentence().find("m=300") != std::string::npos);
           MK_EXPECT(rank.barrier());
           return "";
         }) == "");
@@ -267,15 +213,15 @@ TEST_CASE("a disagreement between nodes ends the launch on every rank", "[emulat
 TEST_CASE("who waits for a put that does not come says for what", "[emulation]") {
   const std::vector<int> nodes = {0, 1};
   CHECK(run_ranks(RankKind::threads, {"loopback", "0"}, nodes, [&](Rank& rank) -> std::string {
-          EmulatedGpu gpu(rank);
-          MK_EXPECT_OK(gpu.set_up(rank.rank == 0 ? 300 : 60000));
+          GatherRank gather(rank);
+          MK_EXPECT_OK(gather.set_up(rank.rank == 0 ? 300 : 60000));
           MK_EXPECT(rank.barrier());
-          NetworkParams params = gpu.params({500, 200});
+          NetworkParams params = gather.params({500, 200});
           // Rank 1 believes that it has no rows to send, but all else is as agreed.
           if (rank.rank == 1) params.schedule.k = 0;
-          gpu.launch(params);
+          gather.launch(params);
           if (rank.rank == 0) {
-            const mk_async_error_t error = gpu.error();
+            const mk_async_error_t error = gather.gpu().error();
             MK_EXPECT(error.status == MK_ERROR_TIMEOUT && error.rank == 1 && error.object_index == 0);
             MK_EXPECT(std::string(error.role) == "receive" && std::string(error.object) == "chunk");
           }

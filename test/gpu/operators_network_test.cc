@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-// AllGather+GEMM between emulated nodes on GPUs, over rc and srd (emulated NICs, calm and nasty) and over ofi:
-// every launch on new operands and checked in full; tails, few rows, nothing to send; replays of a captured
-// launch; many launches in a row; what is not built between nodes is refused, and the communicator goes on.
+// AllGather+GEMM and GEMM+ReduceScatter between emulated nodes on GPUs, over rc and srd (emulated NICs, calm
+// and nasty) and over ofi: every launch on new operands and checked in full; tails, few rows, nothing to send;
+// replays of a captured launch; many launches in a row; what is not built between nodes is refused, and the
+// communicator goes on.
 //
 //   operators_network_test [--ranks N] [--quick]      MK_TEST_TRANSPORT=rc: over this one alone
 #include "operators_run.h"
@@ -75,6 +76,7 @@ std::string describe(const std::vector<int32_t>& nodes) {
 
 std::vector<Problem> problems(bool quick) {
   constexpr mk_operator_t AG = MK_OPERATOR_ALLGATHER_GEMM;
+  constexpr mk_operator_t RS = MK_OPERATOR_GEMM_REDUCE_SCATTER;
   std::vector<Problem> all = {
       {.op = AG, .m = 1024, .n = 520, .k = 776},
       {.op = AG, .m = 100, .n = 264, .k = 72, .gathered = true},
@@ -92,12 +94,30 @@ std::vector<Problem> problems(bool quick) {
       {.op = AG, .m = 700, .n = 64, .k = 0},
       {.op = AG, .m = 3, .n = 24, .k = 8},
       {.op = AG, .m = 8192, .n = 2048, .k = 2048},
+      {.op = RS, .m = 1024, .n = 520, .k = 776},
+      {.op = RS, .m = 100, .n = 264, .k = 72},
+      {.op = RS,
+       .m = 2500,
+       .n = 1031,
+       .k = 1000,
+       .transposed = true,
+       .dtype = MK_DTYPE_FP16,
+       .out = MK_DTYPE_FP32,
+       .accumulate = true,
+       .bias = true},
+      {.op = RS, .m = 0, .n = 64, .k = 64},
+      {.op = RS, .m = 700, .n = 64, .k = 0},
+      {.op = RS, .m = 3, .n = 24, .k = 8},
+      {.op = RS, .m = 4096, .n = 4096, .k = 1024},
   };
   if (!quick) {
     all.push_back({.op = AG, .m = 1, .n = 128, .k = 64, .gathered = true});
     all.push_back({.op = AG, .m = 700, .n = 0, .k = 64, .gathered = true});
     all.push_back({.op = AG, .m = 4096, .n = 264, .k = 4096, .gathered = true});
     all.push_back({.op = AG, .m = 16384, .n = 4096, .k = 4096});
+    all.push_back({.op = RS, .m = 700, .n = 0, .k = 64});
+    all.push_back({.op = RS, .m = 16384, .n = 8192, .k = 1024});
+    all.push_back({.op = RS, .m = 1000, .n = 520, .k = 776, .comm = MK_DTYPE_FP32});
   }
   return all;
 }
@@ -163,7 +183,7 @@ void run_refused(Rank& rank, Watchdog& watchdog, const std::string& where) {
   mk_gemm_maxima_t maxima = MK_GEMM_MAXIMA_INIT;
   maxima.m = 512, maxima.n = 512, maxima.k = 512;
   maxima.dtype = maxima.out_dtype = MK_DTYPE_BF16;
-  const mk_status_t status = mk_gemm_reduce_scatter_prepare(rank.comm, &maxima);
+  const mk_status_t status = mk_gemm_allreduce_prepare(rank.comm, &maxima);
   tally.check(status == MK_ERROR_UNSUPPORTED && std::strstr(mk_get_last_error(rank.comm), "between nodes"),
               text("rank %d: %s: a reduction gave %s: %s", rank.rank, where.c_str(), mk_status_string(status),
                    mk_get_last_error(rank.comm)));
@@ -189,7 +209,7 @@ void run_split(const Options& options, Watchdog& watchdog, const Transport& tran
                     text("rank %d: %s: transport %s, %d nodes", rank.rank, where.c_str(), info.transport,
                          info.num_nodes));
         for (const Problem& problem : problems(options.quick)) {
-          const bool is_large = problem.m * problem.k > (int64_t{1} << 23);
+          const bool is_large = problem.m * std::max(problem.n, problem.k) > (int64_t{1} << 23);
           run_problem(rank, watchdog, problem, where, is_large ? 10 : options.quick ? 50 : 300);
         }
         run_refused(rank, watchdog, where);

@@ -172,6 +172,32 @@ TEST_CASE("between nodes one CTA has the network, and rows travel once to each o
   }
 }
 
+TEST_CASE("reductions between nodes: CTAs that sum, areas that serve smaller calls") {
+  const TopologyArrays arrays(
+      Topology::make(1, std::vector<std::string>(4, "host"), std::vector<int32_t>{0, 0, 1, 1}));
+  const auto planned = [&](int64_t m, int64_t n, int64_t k) {
+    const GemmCall call = make_call(MK_OPERATOR_GEMM_REDUCE_SCATTER, m, n, k);
+    const Result<RankGemmPlan> plan = rank_gemm_plan(call, 1, 4, NUM_SMS, &arrays.view());
+    REQUIRE(plan.ok());
+    return plan.value();
+  };
+  const RankGemmPlan large = planned(16384, 16384, 4096);
+  CHECK(large.plan.reduce_ctas > 0);
+  CHECK(large.plan.compute_ctas + large.plan.reduce_ctas + large.plan.send_ctas == NUM_SMS);
+  CHECK(large.plan.network_bytes == int64_t{4096} * 16384 * 2);
+  CHECK(large.plan.link_bytes == 2 * int64_t{4096} * 16384 * 2);
+  CHECK(large.plan.chunk_bytes >= 256 << 10);
+  for (const int64_t m : {0, 1, 130, 1000, 4096, 16384}) {
+    for (const int64_t n : {0, 8, 1000, 16384}) {
+      const RankGemmPlan plan = planned(m, n, 512);
+      CHECK(plan.network.num_slots() * plan.network.slot_bytes() <= std::max<int64_t>(plan.area_bytes, 0));
+      CHECK(plan.area_bytes <= large.area_bytes);
+      CHECK(plan.network.group_rows >= 1);
+      CHECK(plan.network.tiles() == std::max(1, plan.tile_rows) * plan.network.num_n_tiles);
+    }
+  }
+}
+
 TEST_CASE("what cannot run between nodes on GPUs is refused") {
   const TopologyArrays arrays(
       Topology::make(0, std::vector<std::string>(2, "host"), std::vector<int32_t>{0, 1}));

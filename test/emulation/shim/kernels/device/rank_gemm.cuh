@@ -23,6 +23,7 @@ template <int NUM_STAGES>
 struct StageCursor;
 template <class Config>
 struct RankGemmStorage;
+struct AIsReady {};
 struct PartialsLayout {
   PartialsLayout(int, int, int);
 };
@@ -30,6 +31,7 @@ constexpr int NUM_COPY_WARPS = NUM_PUSH_WARPS + 1;
 struct CopyWarp {
   int warp;
   int num_ctas;
+  bool pushes() const { return false; }
   bool greets() const { return false; }
   int index() const { return warp * num_ctas + static_cast<int>(blockIdx.x); }
 };

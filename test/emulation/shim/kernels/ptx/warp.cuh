@@ -12,4 +12,6 @@ inline uint64_t globaltimer() {
           .count());
 }
 
+void barrier_sync(uint32_t barrier_idx, uint32_t num_threads);  // of part of a CTA: there is none here
+
 }  // namespace mk::ptx
