@@ -5,6 +5,8 @@
 // communicator goes on.
 //
 //   operators_network_test [--ranks N] [--quick]      MK_TEST_TRANSPORT=rc: over this one alone
+#include <dlfcn.h>
+
 #include "operators_run.h"
 
 namespace {
@@ -21,6 +23,13 @@ struct Transport {
 const std::vector<const char*> VARIABLES = {"MK_SOFTNIC_KIND", "MK_SOFTNIC_SEED", "MK_SOFTNIC_NICS",
                                             "MK_IB_SIGNAL"};
 
+// Emulated NICs, or libfabric.
+bool is_there(const Transport& transport) {
+  if (std::strcmp(transport.name, "ofi") == 0) return dlopen("libfabric.so.1", RTLD_NOW) != nullptr;
+  const char* const library = std::getenv("MK_VERBS_LIBRARY");
+  return library != nullptr && access(library, R_OK) == 0;
+}
+
 std::vector<Transport> transports() {
   const std::vector<Transport> all = {
       {"rc", {{"MK_SOFTNIC_KIND", "ib"}}},
@@ -32,7 +41,13 @@ std::vector<Transport> transports() {
   const char* const wanted = std::getenv("MK_TEST_TRANSPORT");
   std::vector<Transport> chosen;
   for (const Transport& transport : all) {
-    if (wanted == nullptr || std::strcmp(wanted, transport.name) == 0) chosen.push_back(transport);
+    if (wanted != nullptr && std::strcmp(wanted, transport.name) != 0) continue;
+    if (is_there(transport)) {
+      chosen.push_back(transport);
+    } else {
+      tally.say(text("%s: left out: no %s", transport.name,
+                     std::strcmp(transport.name, "ofi") == 0 ? "libfabric" : "MK_VERBS_LIBRARY"));
+    }
   }
   return chosen;
 }
@@ -229,7 +244,9 @@ void run_split(const Options& options, Watchdog& watchdog, const Transport& tran
 int main(int argc, char** argv) {
   const Options options = start(argc, argv);
   Watchdog watchdog(tally, options.nranks);
-  for (const Transport& transport : transports()) {
+  const std::vector<Transport> all = transports();
+  if (all.empty()) return 77;
+  for (const Transport& transport : all) {
     for (const auto& nodes : splits(options.nranks)) run_split(options, watchdog, transport, nodes);
   }
   return tally.finish();
