@@ -32,7 +32,11 @@ Result<GpuNetworkTraits> cuda_network_traits(int ordinal) {
   // The driver writes capitals, sysfs does not.
   std::transform(traits.pci_bus_id.begin(), traits.pci_bus_id.end(), traits.pci_bus_id.begin(),
                  [](unsigned char letter) { return static_cast<char>(std::tolower(letter)); });
-  int ordering = 0, options = 0;
+  int supported = 0, ordering = 0, options = 0;
+  MK_RETURN_IF_ERROR(cuda_error(cudaDeviceGetAttribute(&supported, cudaDevAttrGPUDirectRDMASupported, ordinal),
+                                "asking for GPUDirect RDMA"));
+  // Then no NIC writes to it: emulated ones and staging transports copy.
+  if (supported == 0) return traits;
   MK_RETURN_IF_ERROR(
       cuda_error(cudaDeviceGetAttribute(&ordering, cudaDevAttrGPUDirectRDMAWritesOrdering, ordinal),
                  "asking for the order of RDMA writes"));

@@ -22,6 +22,8 @@ constexpr Result kSuccess = 0;
 constexpr Result kNotReady = 600;
 constexpr int kAttributeMemoryType = 2;
 constexpr int kAttributeDevice = 9;
+constexpr int kAttributeMappingSize = 18;
+constexpr int kAttributeMappingBase = 19;
 constexpr unsigned kMemoryTypeDevice = 2;
 constexpr int kHandleTypeDescriptor = 1;
 constexpr int kLocationDevice = 1;
@@ -158,6 +160,19 @@ Pointer import_descriptor(const CudaDriver& driver, const CudaExport& exported, 
   return address;
 }
 
+// What is mapped around an address: the range of it may be all that was reserved, of which this is a part.
+void find_mapping(const CudaDriver& driver, Pointer address, Pointer& base, size_t& length) {
+  Pointer mapping_base = 0;
+  size_t mapping_bytes = 0;
+  if (driver.cuPointerGetAttribute(&mapping_base, kAttributeMappingBase, address) != kSuccess ||
+      driver.cuPointerGetAttribute(&mapping_bytes, kAttributeMappingSize, address) != kSuccess ||
+      mapping_bytes == 0 || address < mapping_base || address >= mapping_base + mapping_bytes) {
+    return;
+  }
+  base = mapping_base;
+  length = mapping_bytes;
+}
+
 }  // namespace
 
 bool cuda_is_loaded() { return cuda() != nullptr; }
@@ -182,11 +197,10 @@ CudaExports::CudaExports(uint64_t address, uint64_t bytes, bool share) {
     Pointer base = 0;
     size_t length = 0;
     if (driver->cuMemGetAddressRange_v2(&base, &length, address) != kSuccess || length == 0) return;
-    exported.base = base;
-    exported.bytes = length;
     Handle handle = 0;
-    if (driver->cuMemRetainAllocationHandle(&handle, reinterpret_cast<void*>(base)) == kSuccess) {
+    if (driver->cuMemRetainAllocationHandle(&handle, reinterpret_cast<void*>(address)) == kSuccess) {
       exported.kind = CudaExport::Kind::descriptor;
+      find_mapping(*driver, address, base, length);
       int fd = -1;
       if (share && driver->cuMemExportToShareableHandle(&fd, handle, kHandleTypeDescriptor, 0) == kSuccess) {
         exported.fd = fd;
@@ -198,6 +212,8 @@ CudaExports::CudaExports(uint64_t address, uint64_t bytes, bool share) {
       if (share && driver->cuIpcGetMemHandle(&ipc, base) != kSuccess) return;
       std::memcpy(exported.handle, &ipc, sizeof(ipc));
     }
+    exported.base = base;
+    exported.bytes = length;
     list_.push_back(exported);
     address = base + length;
   }
