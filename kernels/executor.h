@@ -108,6 +108,12 @@ Result<std::unique_ptr<Executor>> make_host_executor(ExecutorContext context, De
 // What tells the GPU that a rank would use (`ordinal`; -1: the current one) from others of its host; empty
 // where there is none that the library can use.
 std::string cuda_device_identity(int ordinal);
+// What the network must know of the GPU that a rank uses (`ordinal`; -1: the current one).
+struct GpuNetworkTraits {
+  std::string pci_bus_id;                // as sysfs spells it
+  std::function<Status()> flush_writes;  // EndpointOptions::flush_writes
+};
+Result<GpuNetworkTraits> cuda_network_traits(int ordinal);
 // MK_ERROR_UNSUPPORTED with the reason when the library was built without CUDA, or the machine has no usable
 // GPU.
 Result<std::unique_ptr<Executor>> make_cuda_executor(ExecutorContext context, Deadline deadline);

@@ -6,6 +6,10 @@ namespace mk {
 
 std::string cuda_device_identity(int) { return {}; }
 
+Result<GpuNetworkTraits> cuda_network_traits(int) {
+  return Status(MK_ERROR_UNSUPPORTED, "this libmkernel was built without CUDA");
+}
+
 Result<std::unique_ptr<Executor>> make_cuda_executor(ExecutorContext, Deadline) {
   return Status(
       MK_ERROR_UNSUPPORTED,

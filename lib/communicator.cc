@@ -19,6 +19,10 @@ constexpr size_t kMaxDescription = 400;
 // How long a failure that another rank may have caused waits for the bootstrap to say which rank is lost.
 constexpr std::chrono::seconds kVerdictPatience{3};
 
+// Kernels cannot ring a proxy: it stays awake between the launches of a loop, and looks often when there are
+// none.
+constexpr IdleStrategy kKernelIdle{std::chrono::milliseconds(20), std::chrono::microseconds(50)};
+
 std::atomic<uint64_t> next_instance{1};
 
 const char* meeting_name(MeetingKind kind) {
@@ -146,27 +150,7 @@ Status Communicator::set_up(const mk_unique_id_t& id) {
   const Deadline deadline = step_deadline();
   MK_RETURN_IF_ERROR(join_job(id, deadline));
   MK_RETURN_IF_ERROR(find_topology(deadline));
-  if (topology_.num_nodes > 1) {
-    EndpointOptions options;
-    options.backend = transport_;
-    options.on_event = [this] {
-      std::lock_guard lock(parts_mutex_);
-      if (executor_) executor_->wake();
-    };
-    options.on_peer_error = [this](int peer, Status reason) {
-      if (peer >= 0) await_verdict();
-      if (closing_.load(std::memory_order_acquire)) return;  // a peer that has taken leave
-      mk_async_error_t error = MK_ASYNC_ERROR_INIT;
-      error.status = reason.code();
-      error.rank = peer;
-      error.waiter_rank = -1;
-      report(error, reason.sentence());
-    };
-    auto endpoint = Endpoint::create(topology_, *bootstrap_, abort_, std::move(options), deadline);
-    if (!endpoint.ok()) return endpoint.status();
-    std::lock_guard lock(parts_mutex_);
-    endpoint_ = endpoint.take();
-  }
+  if (topology_.num_nodes > 1) MK_RETURN_IF_ERROR(make_endpoint(deadline));
   MK_RETURN_IF_ERROR(make_executor(deadline));
   if (abort_.raised()) return abort_.reason();
   // A barrier: who returns from mk_comm_init knows that everyone has all it needs.
@@ -260,6 +244,37 @@ ExecutorContext Communicator::executor_context() {
           [this](const void* pointer, size_t bytes) { return symmetric_offset(pointer, bytes); },
           [this](int local_rank, uint64_t offset) { return user_memory_->peer(local_rank, offset); },
           [this](const void* pointer, size_t bytes) { return registered_region(pointer, bytes); }};
+}
+
+Status Communicator::make_endpoint(Deadline deadline) {
+  EndpointOptions options;
+  options.backend = transport_;
+  options.on_event = [this] {
+    std::lock_guard lock(parts_mutex_);
+    if (executor_) executor_->wake();
+  };
+  options.on_peer_error = [this](int peer, Status reason) {
+    if (peer >= 0) await_verdict();
+    if (closing_.load(std::memory_order_acquire)) return;  // a peer that has taken leave
+    mk_async_error_t error = MK_ASYNC_ERROR_INIT;
+    error.status = reason.code();
+    error.rank = peer;
+    error.waiter_rank = -1;
+    report(error, reason.sentence());
+  };
+  if (config_.device == MK_DEVICE_CUDA) {
+    auto traits = cuda_network_traits(config_.cuda_device);
+    if (!traits.ok()) return traits.status();
+    options.gpu_memory = true;
+    options.pci_bus_id = traits->pci_bus_id;
+    options.flush_writes = std::move(traits->flush_writes);
+    options.idle = kKernelIdle;
+  }
+  auto endpoint = Endpoint::create(topology_, *bootstrap_, abort_, std::move(options), deadline);
+  if (!endpoint.ok()) return endpoint.status();
+  std::lock_guard lock(parts_mutex_);
+  endpoint_ = endpoint.take();
+  return {};
 }
 
 Status Communicator::make_executor(Deadline deadline) {

@@ -86,6 +86,7 @@ class Communicator {
   Status join_job(const mk_unique_id_t& id, Deadline deadline);
   Status find_topology(Deadline deadline);
   Status choose_device(const std::vector<std::string>& hosts, const std::vector<std::string>& gpus);
+  Status make_endpoint(Deadline deadline);
   Status make_executor(Deadline deadline);
   ExecutorContext executor_context();
 

@@ -32,6 +32,10 @@
   X(cuStreamSynchronize, 2000)             \
   X(cuStreamIsCapturing, 10000)            \
   X(cuStreamGetCtx, 9020)                  \
+  X(cuEventCreate, 2000)                   \
+  X(cuEventDestroy, 4000)                  \
+  X(cuEventRecord, 2000)                   \
+  X(cuEventQuery, 2000)                    \
   X(cuMemGetInfo, 3020)                    \
   X(cuMemGetAddressRange, 3020)            \
   X(cuPointerGetAttribute, 4000)           \

@@ -61,6 +61,10 @@ fi
 mkdir -p "$logs"
 
 export LD_LIBRARY_PATH="$binaries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+# The network between emulated nodes.
+for library in "$binaries/tools/softnic/libsoftnic.so" "$binaries/libsoftnic.so"; do
+  [ ! -e "$library" ] || export MK_VERBS_LIBRARY="${MK_VERBS_LIBRARY:-$library}"
+done
 # No multicast between GPUs, by anybody.
 export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1
 # See set_environment() in test/gpu/operators_run.h.
@@ -124,6 +128,7 @@ run 120 cuda_symmetric_memory_test
 run 300 gemm_test
 run 60 capture_test
 run 60 trace_test
+run 300 fifo_test ${quick:+"$quick"}
 run 300 operators_test ${ranks:+"$ranks"}
 run 300 operators_wgrad_test ${ranks:+"$ranks"}
 run $((120 * scale)) operators_stress_test "${options[@]}"
@@ -134,5 +139,6 @@ run $((150 * scale)) operators_moe_test "${options[@]}"
 run $((200 * scale)) operators_large_test "${options[@]}"
 run $((60 * scale)) operators_outputs_test "${options[@]}"
 run $((200 * scale)) operators_fault_test "${options[@]}"
+run $((300 * scale)) operators_network_test "${options[@]}"
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

@@ -9,10 +9,10 @@ namespace mk {
 namespace {
 
 constexpr Backend kBackends[] = {
-    {"rc", rc::available, rc::create},
-    {"srd", srd::available, srd::create},
+    {"rc", rc::available, rc::create, true},
+    {"srd", srd::available, srd::create, true},
     {"loopback", loopback::available, loopback::create},
-    {"ofi", ofi::available, ofi::create},
+    {"ofi", ofi::available, ofi::create, true},
 };
 
 }  // namespace

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "../kernels/device/host_device.h"
+
 namespace mk {
 
 enum class CommandKind : uint8_t {
@@ -34,14 +36,36 @@ static_assert(offsetof(Command, peer) == 2 && offsetof(Command, signal) == 4 &&
               offsetof(Command, source) == 8 && offsetof(Command, target) == 16 &&
               offsetof(Command, bytes) == 24 && offsetof(Command, turn) == 28);
 
+// The pages of a command FIFO, which a GPU may share: the count of commands that CPU threads have claimed, the
+// count of those that the proxy has taken, the slots.
+struct FifoLayout {
+  static constexpr size_t kHead = 0;
+  static constexpr size_t kTail = 128;
+  static constexpr size_t kSlots = 256;
+};
+// The slot of command `index` is index mod capacity; its turn is the number of the lap, from 1.
+MK_HOST_DEVICE constexpr uint32_t turn_of(uint64_t index, uint32_t capacity) {
+  return static_cast<uint32_t>(index / capacity + 1);
+}
+
+// The pages of a rank's counters, likewise: the signals, and behind them the count of commands whose source the
+// network no longer reads.
+struct CounterLayout {
+  MK_HOST_DEVICE static constexpr size_t signal(uint32_t index) { return size_t{index} * sizeof(uint64_t); }
+  static constexpr size_t kCompleted = size_t{kNumSignals} * sizeof(uint64_t);
+  static constexpr size_t kBytes = kCompleted + 128;
+};
+
 // Region id in the upper 16 bits, byte offset in the lower 48.
 inline constexpr uint32_t kRegionOffsetBits = 48;
-inline constexpr uint64_t region_address(uint32_t region, uint64_t offset) {
+MK_HOST_DEVICE constexpr uint64_t region_address(uint32_t region, uint64_t offset) {
   return static_cast<uint64_t>(region) << kRegionOffsetBits | offset;
 }
-inline constexpr uint32_t region_of(uint64_t address) {
+MK_HOST_DEVICE constexpr uint32_t region_of(uint64_t address) {
   return static_cast<uint32_t>(address >> kRegionOffsetBits);
 }
-inline constexpr uint64_t offset_of(uint64_t address) { return address & ((1ull << kRegionOffsetBits) - 1); }
+MK_HOST_DEVICE constexpr uint64_t offset_of(uint64_t address) {
+  return address & ((1ull << kRegionOffsetBits) - 1);
+}
 
 }  // namespace mk

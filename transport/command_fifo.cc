@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "command_fifo.h"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <atomic>
-#include <cerrno>
 #include <cstring>
 
 namespace mk {
@@ -25,26 +21,21 @@ Result<std::unique_ptr<CommandFifo>> CommandFifo::create(uint32_t capacity, uint
     return Status(MK_ERROR_INTERNAL,
                   format("command FIFO: expected a power of two as capacity, saw %u", capacity));
   }
-  const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  const size_t bytes = (offsetof(Shared, slots) + size_t{capacity} * sizeof(Command) + page - 1) / page * page;
-  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) {
-    return Status(MK_ERROR_OUT_OF_MEMORY,
-                  format("command FIFO: cannot map %zu bytes: %s", bytes, std::strerror(errno)));
-  }
-  return std::unique_ptr<CommandFifo>(
-      new CommandFifo(static_cast<Shared*>(memory), bytes, capacity, first_index));
+  auto pages = SharedPages::make(FifoLayout::kSlots + size_t{capacity} * sizeof(Command));
+  if (!pages.ok()) return pages.status();
+  return std::unique_ptr<CommandFifo>(new CommandFifo(pages.take(), capacity, first_index));
 }
 
-CommandFifo::CommandFifo(Shared* shared, size_t bytes, uint32_t capacity, uint64_t first_index)
-    : shared_(shared), bytes_(bytes), capacity_(capacity), next_(first_index) {
+CommandFifo::CommandFifo(std::shared_ptr<SharedPages> pages, uint32_t capacity, uint64_t first_index)
+    : pages_(std::move(pages)),
+      shared_(reinterpret_cast<Shared*>(pages_->data())),
+      capacity_(capacity),
+      next_(first_index) {
   shared_->head = shared_->tail = first_index;
   for (uint64_t index = first_index; index < first_index + capacity; ++index) {
-    shared_->slots[index % capacity].turn = turn_of(index) - 1;
+    shared_->slots[index % capacity].turn = turn_of(index, capacity) - 1;
   }
 }
-
-CommandFifo::~CommandFifo() { munmap(shared_, bytes_); }
 
 bool CommandFifo::try_push(const Command& command) {
   uint64_t index = atomic(shared_->head).load(std::memory_order_relaxed);
@@ -75,7 +66,7 @@ void CommandFifo::publish(uint64_t index, const Command& command) {
   // Sequentially consistent, beyond the release that the record needs: a CPU producer looks next whether the
   // proxy sleeps, the proxy announces its sleep and then looks at the turn, and one of the two must see the
   // other.
-  atomic(slot.turn).store(turn_of(index), std::memory_order_seq_cst);
+  atomic(slot.turn).store(turn_of(index, capacity_), std::memory_order_seq_cst);
 }
 
 bool CommandFifo::has_room() const {
@@ -88,7 +79,7 @@ uint64_t CommandFifo::claimed() const { return atomic(shared_->head).load(std::m
 
 std::optional<Command> CommandFifo::front() const {
   Command& slot = shared_->slots[next_ % capacity_];
-  const uint32_t turn = turn_of(next_);
+  const uint32_t turn = turn_of(next_, capacity_);
   if (atomic(slot.turn).load(std::memory_order_seq_cst) != turn) return std::nullopt;
   Command command{};
   std::memcpy(static_cast<void*>(&command), &slot, offsetof(Command, turn));

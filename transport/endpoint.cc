@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <new>
+#include <optional>
 
 #include "../lib/env.h"
 #include "command_fifo.h"
@@ -12,19 +12,34 @@
 namespace mk {
 namespace {
 
-// The receiver's counters, in whole pages: a GPU may read them one day.
-class SignalCounters {
+// The counters that the proxy raises and anyone reads, a GPU too.
+class Counters {
  public:
-  SignalCounters() : counters_(new (std::align_val_t{4096}) std::atomic<uint64_t>[kNumSignals]()) {}
-  ~SignalCounters() { ::operator delete[](counters_, std::align_val_t{4096}); }
-  SignalCounters(const SignalCounters&) = delete;
-  SignalCounters& operator=(const SignalCounters&) = delete;
+  static Result<Counters> make() {
+    auto pages = SharedPages::make(CounterLayout::kBytes);
+    if (!pages.ok()) return pages.status();
+    return Counters(pages.take());
+  }
 
-  void add_one(uint32_t index) { counters_[index].fetch_add(1, std::memory_order_release); }
-  uint64_t value(uint32_t index) const { return counters_[index].load(std::memory_order_acquire); }
+  void add_signal(uint32_t index) {
+    word(CounterLayout::signal(index)).fetch_add(1, std::memory_order_release);
+  }
+  uint64_t signal(uint32_t index) const {
+    return word(CounterLayout::signal(index)).load(std::memory_order_acquire);
+  }
+  void add_completed(uint64_t count) {
+    word(CounterLayout::kCompleted).fetch_add(count, std::memory_order_release);
+  }
+  uint64_t completed() const { return word(CounterLayout::kCompleted).load(std::memory_order_acquire); }
+  const std::shared_ptr<SharedPages>& pages() const { return pages_; }
 
  private:
-  std::atomic<uint64_t>* counters_;
+  explicit Counters(std::shared_ptr<SharedPages> pages) : pages_(std::move(pages)) {}
+  std::atomic_ref<uint64_t> word(size_t offset) const {
+    return std::atomic_ref<uint64_t>(*reinterpret_cast<uint64_t*>(pages_->data() + offset));
+  }
+
+  std::shared_ptr<SharedPages> pages_;
 };
 
 // What a rank tells the others of a region.
@@ -57,6 +72,9 @@ class ProxiedEndpoint : public Endpoint, private ProxyHandler {
     auto fifo = CommandFifo::create(options_.fifo_capacity);
     if (!fifo.ok()) return fifo.status();
     fifo_ = fifo.take();
+    auto counters = Counters::make();
+    if (!counters.ok()) return counters.status();
+    counters_ = counters.take();
     auto proxy = Proxy::start(*fifo_, *this, abort_, options_.idle);
     if (!proxy.ok()) return proxy.status();
     proxy_ = proxy.take();
@@ -79,10 +97,18 @@ class ProxiedEndpoint : public Endpoint, private ProxyHandler {
     proxy_->ring();
     return true;
   }
+  SharedWithGpu shared_with_gpu() const override {
+    return {fifo_->pages(), fifo_->capacity(), counters_->pages()};
+  }
+  bool try_publish(uint64_t index, const Command& command) override {
+    if (!fifo_->try_publish(index, command)) return false;
+    proxy_->ring();
+    return true;
+  }
   uint64_t posted() const override { return fifo_->claimed(); }
-  uint64_t completed() const override { return completed_.load(std::memory_order_acquire); }
+  uint64_t completed() const override { return counters_->completed(); }
   uint64_t sent_bytes(int peer) const override { return sent_bytes_[static_cast<size_t>(peer)].load(); }
-  uint64_t signal(uint32_t index) const override { return signals_.value(index); }
+  uint64_t signal(uint32_t index) const override { return counters_->signal(index); }
 
  private:
   bool handle(const Command& command) override;
@@ -92,6 +118,7 @@ class ProxiedEndpoint : public Endpoint, private ProxyHandler {
   }
 
   Status check(const Command& command, Put* put) const;
+  void publish_signals();
   void fail(int peer, const Status& status);
   Bytes make_notice(uint32_t id, void* base, size_t bytes);
   Status read_notices(uint32_t id, const std::vector<Bytes>& blocks);
@@ -103,14 +130,13 @@ class ProxiedEndpoint : public Endpoint, private ProxyHandler {
   const char* backend_ = "";
   uint32_t generation_ = 0;                        // of the last registration
   std::vector<std::atomic<uint64_t>> sent_bytes_;  // by peer
-  std::atomic<uint64_t> completed_{0};
-  std::atomic<bool> starved_{false};  // a producer has found the FIFO full
-  SignalCounters signals_;
+  std::atomic<bool> starved_{false};               // a producer has found the FIFO full
   RegionTable regions_;
   TransportEvents events_;
   // In the order of their making; the proxy uses all that stand before it.
   std::unique_ptr<Transport> transport_;
   std::unique_ptr<CommandFifo> fifo_;
+  std::optional<Counters> counters_;
   std::unique_ptr<Proxy> proxy_;
 };
 
@@ -165,14 +191,27 @@ bool ProxiedEndpoint::progress() {
   events_.signals.clear();
   events_.failures.clear();
   transport_->poll(events_);
-  for (const uint32_t signal : events_.signals) signals_.add_one(signal);
+  publish_signals();
   // Release: who sees the count may overwrite the sources. Only this thread writes it.
-  if (events_.completions > 0) completed_.fetch_add(events_.completions, std::memory_order_release);
+  if (events_.completions > 0) counters_->add_completed(events_.completions);
   for (const auto& failure : events_.failures) fail(failure.peer, failure.status);
   const bool room = fifo_->has_room() && starved_.exchange(false);
   const bool any = events_.completions > 0 || !events_.signals.empty() || room;
   if (any && options_.on_event) options_.on_event();
   return any || events_.credits || !events_.failures.empty();
+}
+
+void ProxiedEndpoint::publish_signals() {
+  if (events_.signals.empty()) return;
+  if (options_.flush_writes) {
+    if (const Status status = options_.flush_writes(); !status.ok()) {
+      fail(-1, Status(status.code(),
+                      format("rank %d: making what the network has written visible to the GPU failed: %s",
+                             topology_.rank, status.sentence().c_str())));
+      events_.signals.clear();
+    }
+  }
+  for (const uint32_t signal : events_.signals) counters_->add_signal(signal);
 }
 
 void ProxiedEndpoint::fail(int peer, const Status& status) {
@@ -312,6 +351,7 @@ Result<std::unique_ptr<Endpoint>> create_endpoint(std::span<const Backend> choic
                                                   EndpointOptions options, Deadline deadline) {
   const std::string name = options.backend;
   const std::string pci_bus_id = options.pci_bus_id;
+  const bool gpu_memory = options.gpu_memory;
   auto choices = exchange_choices(choice, name, exchange, deadline);
   if (!choices.ok()) return choices.status();
   auto endpoint = std::make_unique<ProxiedEndpoint>(topology, exchange, abort, std::move(options));
@@ -323,6 +363,7 @@ Result<std::unique_ptr<Endpoint>> create_endpoint(std::span<const Backend> choic
     if (!name.empty() && name != choice[i].name) continue;
     known = true;
     std::string reason = missing(choice[i], i, choices.value(), topology.rank);
+    if (reason.empty() && gpu_memory && !choice[i].reaches_gpu_memory) reason = "cannot reach a GPU's memory";
     if (reason.empty()) {
       auto transport =
           choice[i].create({endpoint->topology(), exchange, abort, endpoint->regions(), pci_bus_id}, deadline);

@@ -27,6 +27,19 @@ struct EndpointOptions {
   uint32_t fifo_capacity = 4096;  // commands, a power of two
   IdleStrategy idle;
   std::string pci_bus_id;  // of this rank's GPU, such as 0000:3b:00.0, for choosing NICs near it; empty: none
+  // Regions may be in a GPU's memory: backends that cannot write there are passed over.
+  bool gpu_memory = false;
+  // Called by the proxy when the network has placed bytes, before it publishes their signals: makes them
+  // visible to the GPU where the machine does not see to it by itself. Empty: it does.
+  std::function<Status()> flush_writes;
+};
+
+// What a GPU's kernels use instead of try_post, completed and signal: pages to be registered with the GPU's
+// driver. They live as long as someone holds them.
+struct SharedWithGpu {
+  std::shared_ptr<SharedPages> fifo;  // FifoLayout
+  uint32_t fifo_capacity = 0;
+  std::shared_ptr<SharedPages> counters;  // CounterLayout
 };
 
 class Endpoint {
@@ -55,9 +68,13 @@ class Endpoint {
   // abort token meanwhile. A command that names a peer, region, range or signal that does not exist becomes an
   // error of the endpoint (on_peer_error).
   virtual bool try_post(const Command& command) = 0;
-  // Commands posted so far, and of these the ones whose source memory the network no longer reads. Equal: all
-  // are locally complete. `completed` is read with acquire order. After a failure or an abort they may stay
-  // different for ever.
+  // Kernels that post count commands in the GPU's memory; then nobody calls try_post. While none runs a thread
+  // may post in their place, with the indices that come next. False: the slot is not free yet.
+  virtual SharedWithGpu shared_with_gpu() const = 0;
+  virtual bool try_publish(uint64_t index, const Command& command) = 0;
+  // Commands posted by try_post so far, and of all commands the ones whose source memory the network no longer
+  // reads. Equal: all are locally complete. `completed` is read with acquire order. After a failure or an abort
+  // they may stay different for ever.
   virtual uint64_t posted() const = 0;
   virtual uint64_t completed() const = 0;
   // Bytes of the puts to a peer that the backend has taken so far.

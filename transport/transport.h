@@ -109,6 +109,8 @@ struct Backend {
   // Connects this rank to every rank of other nodes. Collective: it succeeds on every rank or fails on every
   // rank, with MK_ERROR_UNSUPPORTED on all when this backend cannot connect these nodes.
   Result<std::unique_ptr<Transport>> (*create)(const TransportContext& context, Deadline deadline);
+  // Regions may be in a GPU's memory.
+  bool reaches_gpu_memory = false;
 };
 
 // The backends of this build, the preferred first.

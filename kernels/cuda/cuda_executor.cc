@@ -106,7 +106,8 @@ Result<CudaExecutor::Planned*> CudaExecutor::planned(const GemmCall& call) const
   if (Planned* known = planned_.find(call)) return known;
   Planned planned{};
   if (rank_) {
-    const Result<RankGemmPlan> plan = rank_gemm_plan(call, context_.topology.rank, nranks(), rank_->num_sms());
+    const Result<RankGemmPlan> plan =
+        rank_gemm_plan(call, context_.topology.rank, nranks(), rank_->num_sms(), rank_->nodes());
     if (!plan.ok()) return plan.status();
     planned.with_peers = plan.value();
     planned.arena = find_arena(call, plan.value().area_bytes);
@@ -116,7 +117,14 @@ Result<CudaExecutor::Planned*> CudaExecutor::planned(const GemmCall& call) const
   return &planned_.insert(call, std::move(planned));
 }
 
+// Which of the GEMM operators are not built between nodes, their plan says.
+Status CudaExecutor::check_nodes(const OperatorCall& any) const {
+  if (std::holds_alternative<GemmCall>(any) || !rank_ || rank_->nodes() == nullptr) return {};
+  return not_between_nodes(operator_name(operator_of(any)));
+}
+
 Result<mk_plan_t> CudaExecutor::plan(const OperatorCall& any) const {
+  MK_RETURN_IF_ERROR(check_nodes(any));
   if (const auto* moe = std::get_if<MoeCall>(&any)) return plan_moe(*moe);
   if (const auto* attention = std::get_if<RingAttentionCall>(&any)) return plan_attention(*attention);
   const auto& call = std::get<GemmCall>(any);
@@ -154,13 +162,14 @@ bool CudaExecutor::prepared(const OperatorCall& any) const {
 Status CudaExecutor::prepare(const OperatorCall& any, Deadline deadline) {
   const CurrentDevice current(device_);
   MK_RETURN_IF_ERROR(current.status());
+  MK_RETURN_IF_ERROR(check_nodes(any));
   if (const auto* moe = std::get_if<MoeCall>(&any)) return prepare_moe(*moe, deadline);
   if (const auto* attention = std::get_if<RingAttentionCall>(&any))
     return prepare_attention(*attention, deadline);
   if (!rank_) return prepare_alone();
   const auto& call = std::get<GemmCall>(any);
   if (!kernels_loaded_) {
-    MK_RETURN_IF_ERROR(cuda_error(rank_gemm_prepare(), "loading the kernels"));
+    MK_RETURN_IF_ERROR(cuda_error(rank_gemm_prepare(rank_->nodes() != nullptr), "loading the kernels"));
     kernels_loaded_ = true;
   }
   const Result<Planned*> planned = this->planned(call);
@@ -374,16 +383,9 @@ std::string cuda_device_identity(int ordinal) {
 
 Result<std::unique_ptr<Executor>> make_cuda_executor(ExecutorContext context, Deadline deadline) {
   const Topology& topology = context.topology;
-  if (topology.num_nodes > 1) {
-    return Status(
-        MK_ERROR_UNSUPPORTED,
-        format("device = MK_DEVICE_CUDA: the ranks are on %d nodes, and operators between nodes are not "
-               "built for GPUs yet; use MK_DEVICE_HOST or MK_DEVICE_AUTO",
-               topology.num_nodes));
-  }
-  if (topology.nranks > MAX_LOCAL_RANKS) {
-    return Status(MK_ERROR_UNSUPPORTED, format("device = MK_DEVICE_CUDA: at most %d ranks of a node, saw %d",
-                                               MAX_LOCAL_RANKS, topology.nranks));
+  if (topology.nranks > MAX_GPU_RANKS) {
+    return Status(MK_ERROR_UNSUPPORTED,
+                  format("device = MK_DEVICE_CUDA: at most %d ranks, saw %d", MAX_GPU_RANKS, topology.nranks));
   }
   int count = 0;
   if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess || count == 0) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Operators on a GPU, one persistent kernel a call: the plain product for a communicator of one rank, the ranks
-// of one node otherwise.
+// Operators on a GPU, one persistent kernel a call: the plain product for a communicator of one rank, a kernel
+// that works with its peers' otherwise.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -79,6 +79,7 @@ class CudaExecutor : public Executor {
   size_t max_workspace_bytes() const;
   int num_sms_of(const GemmCall& call) const;  // one rank
   Result<Planned*> planned(const GemmCall& call) const;
+  Status check_nodes(const OperatorCall& call) const;
   const CudaRank::Arena* find_arena(const GemmCall& call, int64_t bank_bytes) const;
   Status check_stream(mk_stream_t stream, bool* is_captured) const;
   CudaRank* device_rank() const;  // null: there is none yet
@@ -104,9 +105,11 @@ class CudaExecutor : public Executor {
 
   const ExecutorContext context_;
   const int device_;
-  const int num_sms_;                   // that a launch may use
-  cudaEvent_t last_launch_ = nullptr;   // recorded with one rank only
-  mutable CallCache<Planned> planned_;  // a communicator is used by one thread at a time
+  const int num_sms_;                  // that a launch may use
+  cudaEvent_t last_launch_ = nullptr;  // recorded with one rank only
+  // Of this communicator's ranks, nodes and SMs, which stay what they are. A communicator is used by one thread
+  // at a time.
+  mutable CallCache<Planned> planned_;
   // One rank.
   void* workspace_ = nullptr;
   std::atomic<uint64_t> epoch_{0};

@@ -11,6 +11,7 @@
 #include "kernels/cuda/cuda_error.h"
 #include "kernels/ops/moe_routing/data_error.h"
 #include "kernels/wait_report.h"
+#include "transport/endpoint.h"
 
 namespace mk {
 namespace {
@@ -18,8 +19,9 @@ namespace {
 // How soon an error that a kernel has written is seen without anyone asking.
 constexpr std::chrono::milliseconds kWatchInterval{10};
 
-constexpr const char* kRoles[] = {"copy", "entry", "compute", "reduce", "gather", "receive"};
-constexpr const char* kObjects[] = {"chunk", "partial", "reduced tile", "entry", "counts", "row block"};
+constexpr const char* kRoles[] = {"copy", "entry", "compute", "reduce", "gather", "send", "receive"};
+constexpr const char* kObjects[] = {"chunk",  "partial",   "reduced tile", "entry",
+                                    "counts", "row block", "put",          "place in the FIFO"};
 static_assert(std::size(kRoles) == static_cast<size_t>(DeviceRole::NUM));
 static_assert(std::size(kObjects) == static_cast<size_t>(DeviceObject::NUM));
 
@@ -69,13 +71,99 @@ Status CudaRank::allocate(int device, Deadline deadline) {
   // The control block is the first piece, at offset 0.
   const Result<size_t> control = memory_->grow(ControlLayout{topology.nranks}.bytes(), deadline);
   if (!control.ok()) return control.status();
-  for (int local = 0; local < topology.local_nranks(); ++local) bases_.push_back(memory_->peer(local, 0));
+  if (context_.endpoint != nullptr) MK_RETURN_IF_ERROR(connect_network(deadline));
   try {
     watcher_ = std::thread([this] { watch(); });
   } catch (const std::system_error& failure) {
     return Status(MK_ERROR_SYSTEM, format("no thread to watch the GPU: %s", failure.what()));
   }
   return {};
+}
+
+Status CudaRank::connect_network(Deadline deadline) {
+  MK_RETURN_IF_ERROR(cuda_error(cudaMalloc(reinterpret_cast<void**>(&network_), sizeof *network_),
+                                "allocating the state of the network"));
+  MK_RETURN_IF_ERROR(
+      cuda_error(cudaMemset(network_, 0, sizeof *network_), "clearing the state of the network"));
+  const SharedWithGpu shared = context_.endpoint->shared_with_gpu();
+  auto fifo = MappedPages::map(shared.fifo);
+  if (!fifo.ok()) return fifo.status();
+  auto counters = MappedPages::map(shared.counters);
+  if (!counters.ok()) return counters.status();
+  fifo_ = fifo.take();
+  counters_ = counters.take();
+  fifo_capacity_ = shared.fifo_capacity;
+  const size_t bytes = ControlLayout{context_.topology.nranks}.bytes();
+  const Result<uint32_t> region = context_.endpoint->register_region(memory_->local(0), bytes, deadline);
+  if (!region.ok()) return region.status();
+  control_region_ = region.value();
+  return prime(control_region_, deadline);
+}
+
+// The first puts from a region make an emulated NIC map memory and create streams, and a real one fill its
+// caches: not while a kernel fills the GPU and waits for them. No rank goes on before all are through, so that
+// zeros are written over zeros.
+Status CudaRank::prime(uint32_t region, Deadline deadline) {
+  uint64_t* const device_head = &network_->queue.head;
+  uint64_t head = 0;
+  // Kernels count commands in the GPU's memory.
+  Status status = cuda_error(cudaDeviceSynchronize(), "waiting for what was enqueued before");
+  if (status.ok()) {
+    status = cuda_error(cudaMemcpy(&head, device_head, sizeof head, cudaMemcpyDeviceToHost),
+                        "reading the FIFO's head");
+  }
+  if (status.ok()) {
+    status = post_primes(region, head, deadline);
+    const Status written = cuda_error(cudaMemcpy(device_head, &head, sizeof head, cudaMemcpyHostToDevice),
+                                      "writing the FIFO's head");
+    if (status.ok()) status = written;
+  }
+  const uint8_t failed = status.ok() ? 0 : 1;
+  const auto all = context_.exchange.all_gather(std::as_bytes(std::span(&failed, 1)), deadline,
+                                                "the first puts from a region");
+  MK_RETURN_IF_ERROR(status);
+  if (!all.ok()) return all.status();
+  for (size_t rank = 0; rank < all.value().size(); ++rank) {
+    const Bytes& block = all.value()[rank];
+    if (block.size() != 1 || block[0] != std::byte{0}) {
+      return Status(MK_ERROR_NETWORK, format("the first puts of rank %zu from a region failed", rank));
+    }
+  }
+  return {};
+}
+
+Status CudaRank::post_primes(uint32_t region, uint64_t& head, Deadline deadline) {
+  // Enough for each of several NICs, and for each lane of a transport that stages.
+  constexpr int kPuts = 16;
+  constexpr uint32_t kBytes = 16;
+  Endpoint& endpoint = *context_.endpoint;
+  const auto wait_until = [&](const auto& condition) -> Status {
+    while (!condition()) {
+      if (context_.abort.raised()) return context_.abort.reason();
+      if (deadline.passed()) {
+        return Status(
+            MK_ERROR_TIMEOUT,
+            format("rank %d: the first puts from region %u: %llu of %llu were complete at the deadline",
+                   context_.topology.rank, region, static_cast<unsigned long long>(endpoint.completed()),
+                   static_cast<unsigned long long>(head)));
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+    return {};
+  };
+  Command command{};
+  command.kind = CommandKind::put;
+  command.signal = kNoSignal;
+  command.source = command.target = region_address(region, 0);
+  command.bytes = kBytes;
+  for (int put = 0; put < kPuts; ++put) {
+    for (int i = 0; i < order_.num_rail_peers; ++i) {
+      command.peer = order_.rail_peers[i];
+      MK_RETURN_IF_ERROR(wait_until([&] { return endpoint.try_publish(head, command); }));
+      ++head;
+    }
+  }
+  return wait_until([&] { return endpoint.completed() >= head; });
 }
 
 Status CudaRank::agree_on_sms(Deadline deadline) {
@@ -103,6 +191,7 @@ CudaRank::~CudaRank() {
   if (watcher_.joinable()) watcher_.join();
   if (state_ != nullptr) cudaFree(state_);
   if (partials_ != nullptr) cudaFree(partials_);
+  if (network_ != nullptr) cudaFree(network_);
   if (mailbox_ != nullptr) cudaFreeHost(mailbox_);
 }
 
@@ -110,14 +199,25 @@ Result<CudaRank::Arena> CudaRank::add_arena(size_t bank_bytes, Deadline deadline
   bank_bytes = static_cast<size_t>(round_up(static_cast<int64_t>(bank_bytes), 256));
   const Result<size_t> offset = memory_->grow(2 * bank_bytes, deadline);
   if (!offset.ok()) return offset.status();
-  return Arena{offset.value(), bank_bytes};
+  Arena arena{offset.value(), bank_bytes};
+  if (context_.endpoint == nullptr) return arena;
+  const Result<uint32_t> region =
+      context_.endpoint->register_region(memory_->local(arena.offset), 2 * bank_bytes, deadline);
+  if (!region.ok()) return region.status();
+  arena.region = region.value();
+  MK_RETURN_IF_ERROR(prime(arena.region, deadline));
+  return arena;
 }
 
 RankComm CudaRank::comm(const Arena& arena) const {
   RankComm comm{};
   comm.rank = context_.topology.rank;
   comm.nranks = context_.topology.nranks;
-  std::copy(bases_.begin(), bases_.end(), comm.memory);
+  comm.order = order_;
+  for (int i = 0; i < order_.num_local; ++i) {
+    const int rank = order_.rank_at[i];
+    comm.memory[rank] = memory_->peer(context_.topology.local_rank_of_rank[rank], 0);
+  }
   comm.arena = arena.offset;
   comm.bank_bytes = arena.bank_bytes;
   comm.state = state_;
@@ -125,6 +225,12 @@ RankComm CudaRank::comm(const Arena& arena) const {
   comm.staging = partials_ + STAGING_FLAGS_BYTES;
   comm.mailbox = device_mailbox_;
   comm.wait_timeout_ns = static_cast<uint64_t>(context_.config.wait_timeout_ms) * 1000000;
+  if (network_ == nullptr) return comm;
+  comm.network.queue = {fifo_->device(), &network_->queue, fifo_capacity_};
+  comm.network.counters = counters_->device();
+  comm.network.signals_taken = network_->signals_taken;
+  comm.network.control_address = region_address(control_region_, 0);
+  comm.network.arena_address = region_address(arena.region, 0);
   return comm;
 }
 
@@ -186,7 +292,10 @@ void CudaRank::report(const DeviceError& error) {
   report.status = MK_ERROR_MISMATCH;
   EntryRecord own = error.own;
   own.epoch = error.epoch;
-  context_.report(report, "ranks disagree: " + difference(own, rank, error.entry, error.peer));
+  const std::string sentence = "ranks disagree: " + difference(own, rank, error.entry, error.peer);
+  context_.report(report, sentence);
+  // Signals that were sent and never taken would be mistaken for those of later launches.
+  if (context_.endpoint != nullptr) context_.abort.raise(Status(MK_ERROR_MISMATCH, sentence));
 }
 
 void CudaRank::watch() {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // What a GPU rank of a communicator of several ranks keeps between launches: library memory that its peers
-// write to, the launch state, the mailbox that the kernels share with the host, and the thread that reads it.
+// write to, the launch state, the mailbox that the kernels share with the host, and the thread that reads it;
+// between nodes the GPU's end of the network.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,8 +13,10 @@
 #include <thread>
 #include <vector>
 
+#include "kernels/cuda/mapped_pages.h"
 #include "kernels/device/rank_comm.h"
 #include "kernels/executor.h"
+#include "kernels/topology_arrays.h"
 #include "lib/symmetric_memory.h"
 
 namespace mk {
@@ -24,6 +27,7 @@ class CudaRank {
   struct Arena {
     size_t offset;
     size_t bank_bytes;
+    uint32_t region = 0;  // of the transport, between nodes
   };
 
   // Allocates and maps the control blocks. Collective; `device` is current. `num_sms`: that launches may use.
@@ -33,7 +37,12 @@ class CudaRank {
 
   // Appends an arena. Collective.
   Result<Arena> add_arena(size_t bank_bytes, Deadline deadline);
-  size_t workspace_bytes() const { return memory_->size() + sizeof(LaunchState) + num_sms_ * STAGING_BYTES; }
+  size_t workspace_bytes() const {
+    return memory_->size() + sizeof(LaunchState) + num_sms_ * STAGING_BYTES +
+           (network_ != nullptr ? sizeof(NetworkState) : 0);
+  }
+  // Who is where, when the ranks are on several nodes; else null.
+  const TopologyView* nodes() const { return context_.endpoint != nullptr ? &arrays_.view() : nullptr; }
   // CTAs of a launch: the fewest that any rank can have, because plans follow from it.
   int num_sms() const { return num_sms_; }
 
@@ -53,16 +62,29 @@ class CudaRank {
   size_t flight_record(mk_flight_entry_t* entries, size_t capacity) const;
 
  private:
-  CudaRank(const ExecutorContext& context, int num_sms) : context_(context), num_sms_(num_sms) {}
+  CudaRank(const ExecutorContext& context, int num_sms)
+      : context_(context),
+        arrays_(context.topology),
+        order_(make_rank_order(arrays_.view())),
+        num_sms_(num_sms) {}
   Status allocate(int device, Deadline deadline);
+  Status connect_network(Deadline deadline);
+  Status prime(uint32_t region, Deadline deadline);
+  Status post_primes(uint32_t region, uint64_t& head, Deadline deadline);
   Status agree_on_sms(Deadline deadline);
   void report(const DeviceError& error);
   void watch();
 
   const ExecutorContext& context_;
+  const TopologyArrays arrays_;
+  const RankOrder order_;
   int num_sms_;
   std::unique_ptr<SymmetricMemory> memory_;
-  std::vector<std::byte*> bases_;
+  NetworkState* network_ = nullptr;
+  std::unique_ptr<MappedPages> fifo_;
+  std::unique_ptr<MappedPages> counters_;
+  uint32_t fifo_capacity_ = 0;
+  uint32_t control_region_ = 0;
   LaunchState* state_ = nullptr;
   std::byte* partials_ = nullptr;
   HostMailbox* mailbox_ = nullptr;         // as the host addresses it

@@ -9,10 +9,10 @@
 
 namespace mk {
 
-// As rank_gemm_prepare().
+// Loads the kernels, as rank_gemm_prepare() does.
 cudaError_t moe_prepare();
 
-// Enqueues exactly one kernel, as rank_gemm_launch().
+// Enqueues exactly one kernel, as RankGemmLaunch::enqueue() does.
 cudaError_t moe_launch(const MoeCall& call, const MoePlan& plan, const RankComm& comm, cudaStream_t stream);
 
 }  // namespace mk

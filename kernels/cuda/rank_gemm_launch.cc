@@ -9,10 +9,10 @@
 
 namespace mk {
 
-cudaError_t rank_gemm_prepare() {
+cudaError_t rank_gemm_prepare(bool between_nodes) {
   cudaError_t error = tensor_map_prepare();
-  if (error == cudaSuccess) error = allgather_gemm::cuda_prepare();
-  if (error == cudaSuccess) error = gemm_reduce_scatter::cuda_prepare();
+  if (error == cudaSuccess) error = allgather_gemm::cuda_prepare(between_nodes);
+  if (error == cudaSuccess) error = gemm_reduce_scatter::cuda_prepare(between_nodes);
   return error;
 }
 

@@ -12,7 +12,7 @@
 namespace mk {
 
 // Loads the kernels on the current device; may synchronise. Once a device, before the first launch.
-cudaError_t rank_gemm_prepare();
+cudaError_t rank_gemm_prepare(bool between_nodes);
 
 // What a launch says beside its call; as in RankComm.
 struct LaunchDetails {
@@ -20,7 +20,7 @@ struct LaunchDetails {
   uint64_t ticket = 0;
   uint64_t output_offset = kNoOutput;
   int64_t output_ld = 0;
-  std::byte* outputs[MAX_LOCAL_RANKS] = {};
+  std::byte* outputs[MAX_GPU_RANKS] = {};
 };
 
 // Calls that differ in addresses only: their kernel, and its parameter but for these.

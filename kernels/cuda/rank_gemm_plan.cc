@@ -7,8 +7,9 @@
 
 #include "kernels/cuda/gemm_type.h"
 #include "kernels/device/rank_gemm_tiles.h"
+#include "kernels/ops/allgather_gemm/plan.h"
 #include "kernels/ops/allgather_gemm/wgrad_order.h"
-#include "kernels/protocol.h"
+#include "transport/command.h"
 
 namespace mk {
 namespace {
@@ -231,9 +232,93 @@ Status plan_reduction(const GemmCall& call, int rank, int nranks, int num_sms, R
   return {};
 }
 
+// What is left to the operator of `num_sms` CTAs, when one has the network.
+constexpr int MIN_CTAS_BETWEEN_NODES = 3;
+
+Status check_between_nodes(const GemmCall& call, int num_sms) {
+  if (call.op == MK_OPERATOR_GEMM_ALLREDUCE) return not_between_nodes(operator_name(call.op));
+  if (call.mode == MK_ALLGATHER_WGRAD) return not_between_nodes("allgather_gemm (mode WGRAD)");
+  if (num_sms < MIN_CTAS_BETWEEN_NODES) {
+    return Status(MK_ERROR_UNSUPPORTED,
+                  format("mk_%s between nodes needs %d CTAs or more, the communicator may use %d (max_ctas, "
+                         "reserved_sms)",
+                         operator_name(call.op), MIN_CTAS_BETWEEN_NODES, num_sms));
+  }
+  return {};
+}
+
+Status check_signals(const GemmCall& call, int64_t signals) {
+  if (signals <= kSignalsPerBank - kEntrySignals) return {};
+  return Status(
+      MK_ERROR_UNSUPPORTED,
+      format("mk_%s: m=%lld, n=%lld needs %lld signals between nodes; a launch has %d: use several calls",
+             operator_name(call.op), static_cast<long long>(call.m), static_cast<long long>(call.n),
+             static_cast<long long>(signals), static_cast<int>(kSignalsPerBank) - kEntrySignals));
+}
+
+// Chunks travel between nodes whole, each with a signal of its own.
+Status plan_network_gather(const GemmCall& call, const TopologyView& nodes, RankGemmPlan& to) {
+  mk_plan_t& plan = to.plan;
+  MK_RETURN_IF_ERROR(check_signals(call, int64_t{nodes.nranks} * plan.num_chunks));
+  const int64_t chunk_bytes = plan.chunk_rows * round_up(call.k * 2, 16);
+  if (chunk_bytes > UINT32_MAX) {
+    return Status(MK_ERROR_UNSUPPORTED,
+                  format("mk_%s: k=%lld: between nodes %d rows may have 4 GiB at most", operator_name(call.op),
+                         static_cast<long long>(call.k), plan.chunk_rows));
+  }
+  plan.send_ctas = 1;
+  plan.link_bytes = plan.network_bytes = 0;
+  allgather_gemm::count_bytes(allgather_gemm::make_schedule(call, plan, nodes), plan);
+  return {};
+}
+
+// Node sums travel in chunks of tiles.
+Status plan_network_reduction(const GemmCall& call, const TopologyView& nodes, RankGemmPlan& to) {
+  constexpr int64_t MIN_PUT_BYTES = 256 << 10;
+  const int64_t tile_bytes = int64_t{to.gemm.block_m} * to.gemm.block_n * element_bytes(call.comm_dtype);
+  const int num_n_tiles = static_cast<int>(ceil_div(call.n, to.gemm.block_n));
+  const auto chunk_tiles =
+      std::clamp<int64_t>(ceil_div(MIN_PUT_BYTES, tile_bytes), 1, std::max(1, num_n_tiles));
+  to.network = {nodes.num_nodes,
+                gemm_reduce_scatter::max_local_nranks(nodes),
+                gemm_reduce_scatter::max_reductions(nodes),
+                std::max(1, to.tile_rows),
+                num_n_tiles,
+                to.gemm.group_m,
+                static_cast<int>(chunk_tiles),
+                tile_bytes};
+  to.reducers = gemm_reduce_scatter::make_reducers(nodes);
+  if (to.network.num_flags() > kFlagsPerBank) return too_many_flags(call, to.network.num_flags());
+  MK_RETURN_IF_ERROR(check_signals(call, int64_t{nodes.num_nodes} * to.network.max_chunks()));
+  to.area_bytes = to.network.num_slots() * max_slot_bytes(ceil_div(call.m, nodes.nranks), call);
+  mk_plan_t& plan = to.plan;
+  plan.workspace_bytes = 2 * static_cast<uint64_t>(to.area_bytes);
+  plan.num_chunks = std::max(1, to.network.max_chunks());
+  plan.chunk_bytes = chunk_tiles * tile_bytes;
+  plan.send_ctas = 1;
+  plan.link_bytes = plan.network_bytes = 0;
+  const int64_t row_bytes = call.n * element_bytes(call.comm_dtype);
+  for (int owner = 0; owner < nodes.nranks; ++owner) {
+    const int64_t bytes = rows_count(call.m, nodes.nranks, owner) * row_bytes;
+    const bool is_reducer = to.reducers.reducer[owner] == nodes.rank;
+    if (!is_reducer) plan.link_bytes += bytes;
+    if (is_reducer && owner != nodes.rank) plan.network_bytes += bytes;
+  }
+  return {};
+}
+
+// CTAs that sum beside a product of `num_sms`.
+int choose_reduce_ctas(int num_sms) { return std::clamp(num_sms / 16, 1, 8); }
+
 }  // namespace
 
-Result<RankGemmPlan> rank_gemm_plan(const GemmCall& call, int rank, int nranks, int num_sms) {
+Status not_between_nodes(const char* name) {
+  return Status(MK_ERROR_UNSUPPORTED,
+                format("mk_%s between nodes is not built for GPUs yet; use MK_DEVICE_HOST", name));
+}
+
+Result<RankGemmPlan> rank_gemm_plan(const GemmCall& call, int rank, int nranks, int num_sms,
+                                    const TopologyView* nodes) {
   if (std::max({call.m, call.n, call.k}) > kMaxSize) {
     return Status(MK_ERROR_UNSUPPORTED,
                   format("mk_%s: m=%lld, n=%lld, k=%lld: on GPUs each is at most %lld", operator_name(call.op),
@@ -242,15 +327,28 @@ Result<RankGemmPlan> rank_gemm_plan(const GemmCall& call, int rank, int nranks, 
   }
   RankGemmPlan plan;
   plan.plan = MK_PLAN_INIT;
-  const auto plan_operator = call.op != MK_OPERATOR_ALLGATHER_GEMM ? plan_reduction
-                             : call.mode == MK_ALLGATHER_WGRAD     ? plan_wgrad
-                                                                   : plan_gather;
+  if (nodes != nullptr) {
+    MK_RETURN_IF_ERROR(check_between_nodes(call, num_sms));
+    num_sms -= 1;
+  }
+  const int reduce_ctas =
+      nodes != nullptr && call.op == MK_OPERATOR_GEMM_REDUCE_SCATTER ? choose_reduce_ctas(num_sms) : 0;
+  num_sms -= reduce_ctas;
+  const bool gathers = call.op == MK_OPERATOR_ALLGATHER_GEMM;
+  const auto plan_operator = !gathers                          ? plan_reduction
+                             : call.mode == MK_ALLGATHER_WGRAD ? plan_wgrad
+                                                               : plan_gather;
   MK_RETURN_IF_ERROR(plan_operator(call, rank, nranks, num_sms, plan));
   if (plan.gemm.block_m == 0) {
     return Status(MK_ERROR_UNSUPPORTED, format("mk_%s: tuning: there is no tile of tile_m=%d, tile_n=%d",
                                                operator_name(call.op), call.tuning.tile_m, call.tuning.tile_n));
   }
   plan.gemm.group_m = group_rows(plan.gemm.group_m, std::max(1, plan.tile_rows));
+  plan.plan.reduce_ctas = reduce_ctas;
+  if (nodes != nullptr) {
+    MK_RETURN_IF_ERROR(gathers ? plan_network_gather(call, *nodes, plan)
+                               : plan_network_reduction(call, *nodes, plan));
+  }
   return plan;
 }
 

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: MIT
-// How a GEMM operator runs on the GPUs of one node. Pure; what the ranks must agree on follows from globally
+// How a GEMM operator runs on GPUs. Pure; what the ranks must agree on follows from globally
 // equal fields alone.
 #pragma once
 
 #include "kernels/gemm/gemm_plan.h"
 #include "kernels/operator_call.h"
+#include "kernels/ops/gemm_reduce_scatter/network_schedule.h"
 #include "kernels/ops/gemm_reduce_scatter/reduction.h"
+#include "kernels/protocol.h"
 #include "lib/status.h"
 
 namespace mk {
@@ -27,9 +29,17 @@ struct RankGemmPlan {
   int64_t gather_begin = 0;
   int64_t gather_pitch = 0;
   int64_t area_bytes = 0;  // of a bank
+  // Reductions between nodes.
+  gemm_reduce_scatter::NetworkSchedule network{};
+  gemm_reduce_scatter::Reducers reducers{};
 };
 
-// MK_ERROR_UNSUPPORTED: more flags than a bank has.
-Result<RankGemmPlan> rank_gemm_plan(const GemmCall& call, int rank, int nranks, int num_sms);
+// Why what is called `name` is refused on GPUs of several nodes.
+Status not_between_nodes(const char* name);
+
+// `nodes`: who is where, when the ranks are on several nodes; null: they are on one. MK_ERROR_UNSUPPORTED: more
+// flags or signals than a bank has, or an operator that is not built between nodes.
+Result<RankGemmPlan> rank_gemm_plan(const GemmCall& call, int rank, int nranks, int num_sms,
+                                    const TopologyView* nodes = nullptr);
 
 }  // namespace mk

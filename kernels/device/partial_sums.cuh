@@ -119,6 +119,32 @@ __device__ __forceinline__ void sum_slabs_as(float (&sums)[N], const PartialSlab
   }
 }
 
+template <class T, int BLOCK_N>
+__device__ __forceinline__ void sum_slab_as(const PartialSlabs& slabs, std::byte* to) {
+  constexpr int COLUMNS = BLOCK_N % 64 == 0 ? 64 : 32;
+  constexpr int NUM = PartialChunk<T>::NUM;
+#pragma unroll 1
+  for (int begin = 0; begin < BLOCK_N; begin += COLUMNS) {
+    float sums[COLUMNS / 2];
+    sum_slabs_as<T>(sums, slabs, begin / 2);
+    uint4* chunks = reinterpret_cast<uint4*>(to + begin / 2 / NUM * 512) + threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < COLUMNS / 2 / NUM; ++i) chunks[32 * i] = PartialChunk<T>::pack(sums + i * NUM);
+  }
+}
+
+// Sums a warp's slab, rounded once, to a slab of the same kind.
+template <int BLOCK_N>
+__device__ __forceinline__ void sum_slab(const PartialSlabs& slabs, GemmType comm_type, std::byte* to) {
+  if (comm_type == GemmType::bf16) {
+    sum_slab_as<__nv_bfloat16, BLOCK_N>(slabs, to);
+  } else if (comm_type == GemmType::fp16) {
+    sum_slab_as<__half, BLOCK_N>(slabs, to);
+  } else {
+    sum_slab_as<float, BLOCK_N>(slabs, to);
+  }
+}
+
 // Rounds to the output's type, with the bias added, which is then done.
 template <int N>
 __device__ __forceinline__ void round_result(float (&sums)[N], EpilogueParams& output, int column) {

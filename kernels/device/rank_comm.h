@@ -6,13 +6,24 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/device/network_comm.h"
 #include "kernels/protocol.h"
 
 namespace mk {
 
 // The roles and the things waited for, numbered for the report; cuda_rank.cc has their names.
-enum class DeviceRole : uint32_t { copy = 0, entry, compute, reduce, gather, receive, NUM };
-enum class DeviceObject : uint32_t { chunk = 0, partial, reduced_tile, entry, counts, row_block, NUM };
+enum class DeviceRole : uint32_t { copy = 0, entry, compute, reduce, gather, send, receive, NUM };
+enum class DeviceObject : uint32_t {
+  chunk = 0,
+  partial,
+  reduced_tile,
+  entry,
+  counts,
+  row_block,
+  put,
+  command,
+  NUM
+};
 
 // The first thing that went wrong in a launch.
 struct DeviceError {
@@ -85,17 +96,16 @@ struct LaunchState {
   uint32_t counts[kFlagsPerBank];
 };
 
-// Ranks of a node, at most.
-constexpr int MAX_LOCAL_RANKS = 32;
-
 struct TraceBuffer;
 
-// A kernel's parameter. Ranks are those of one node.
+// A kernel's parameter.
 struct RankComm {
   int rank;
   int nranks;
-  std::byte* memory[MAX_LOCAL_RANKS];  // each rank's library memory as this device addresses it
-  size_t arena;                        // the receive areas' offset in it, bank 0 before bank 1
+  RankOrder order;
+  // Each rank's library memory as this device addresses it; null: of another node, which is never mapped.
+  std::byte* memory[MAX_GPU_RANKS];
+  size_t arena;  // the receive areas' offset in it, bank 0 before bank 1
   size_t bank_bytes;
   LaunchState* state;
   std::byte* partials;  // in device memory: STAGING_FLAGS_BYTES, zero between launches,
@@ -104,12 +114,13 @@ struct RankComm {
   uint64_t wait_timeout_ns;
   EntryRecord entry;  // the epoch left to the kernel
   // Where each rank's output lies, as this device addresses it, if all have placed theirs as the entry says.
-  std::byte* outputs[MAX_LOCAL_RANKS];
+  std::byte* outputs[MAX_GPU_RANKS];
   int64_t flight_shape[4];
   TraceBuffer* trace;  // null: no trace is taken
   // Launches numbered as the host enqueues them: how it knows which have ended, without recording an event for
   // each. 0: captured, and comes any number of times.
   uint64_t ticket;
+  NetworkComm network;  // of several nodes
 };
 
 }  // namespace mk

@@ -19,6 +19,7 @@ class RankLaunch {
   __device__ explicit RankLaunch(const RankComm& comm)
       : comm_(comm), epoch_(ptx::ld_relaxed_sys(&comm.state->epoch) + 1) {}
 
+  __device__ uint64_t epoch() const { return epoch_; }
   __device__ int bank() const { return bank_of(epoch_); }
 
   // The receive area of this epoch's bank at rank `rank`.
@@ -116,12 +117,16 @@ class RankLaunch {
     enter();
     wait_entries();
   }
-  // Its two parts.
+  // Its parts: the own entry to the ranks of the node; then everyone's, compared with it.
   __device__ void enter() const;
   __device__ void wait_entries() const;
   // By a warp that has not called wait_entries(): waits until this launch's other warp has. False: the launch
   // is to end.
   __device__ bool wait_all_entered() const;
+  __device__ EntryRecord* entry(int rank, int source) const {
+    return reinterpret_cast<EntryRecord*>(comm_.memory[rank] +
+                                          ControlLayout{comm_.nranks}.entry(bank(), source));
+  }
 
   // By every CTA, all threads: at its start (thread 0 counts the CTA in) and at its end.
   __device__ void begin_cta() const;
@@ -130,10 +135,6 @@ class RankLaunch {
  private:
   __device__ bool wait_slowly(const uint64_t* word, DeviceRole role, DeviceObject object, int peer,
                               uint64_t object_index) const;
-  __device__ EntryRecord* entry(int rank, int source) const {
-    return reinterpret_cast<EntryRecord*>(comm_.memory[rank] +
-                                          ControlLayout{comm_.nranks}.entry(bank(), source));
-  }
 
   const RankComm& comm_;
   const uint64_t epoch_;
@@ -167,11 +168,13 @@ __device__ inline void RankLaunch::enter() const {
   const int lane = threadIdx.x % 32;
   const uint64_t* words = reinterpret_cast<const uint64_t*>(&comm_.entry);
   for (int rank = 0; rank < comm_.nranks; ++rank) {
+    if (comm_.memory[rank] == nullptr) continue;
     uint64_t* slot = reinterpret_cast<uint64_t*>(entry(rank, comm_.rank));
     if (lane > 0 && lane < NUM_WORDS) ptx::st_relaxed_sys(slot + lane, words[lane]);
   }
   __syncwarp();
   for (int rank = lane; rank < comm_.nranks; rank += 32) {
+    if (comm_.memory[rank] == nullptr) continue;
     ptx::st_release_sys(&entry(rank, comm_.rank)->epoch, epoch_);
   }
   if (lane == 0) {

@@ -28,11 +28,31 @@ struct RankTileOrder {
   }
 };
 
+// The same between nodes: the first rank's, then those of the `num_near` next ones in turn, then those of the
+// `num_far` after them in turn.
+struct NearFarTileOrder {
+  int tile_rows;
+  int num_near;
+  int num_far;
+
+  MK_HOST_DEVICE RankTile place(const TileWork& work) const {
+    if (num_near + num_far == 0) return {work.m_tile / tile_rows, work.m_tile % tile_rows};
+    if (work.m_tile < tile_rows) return {0, work.m_tile};
+    const int near = num_near * tile_rows;
+    const bool is_near = work.m_tile - tile_rows < near;
+    const int others = is_near ? work.m_tile - tile_rows : work.m_tile - tile_rows - near;
+    const int count = is_near ? num_near : num_far;
+    const int index = others / count;
+    return {(is_near ? 1 : 1 + num_near) + others - index * count, index};
+  }
+};
+
 // Walks a TileSchedule of ranks' rows of tiles; tiles that a rank with fewer rows does not have are passed
 // over. Producer and consumers walk alike.
+template <class Order>
 class RankTileCursor {
  public:
-  MK_HOST_DEVICE RankTileCursor(const TileSchedule& schedule, int worker, const RankTileOrder& order)
+  MK_HOST_DEVICE RankTileCursor(const TileSchedule& schedule, int worker, const Order& order)
       : cursor_(schedule, worker), order_(order) {}
 
   // rows_of(position): rows of the rank at that place.
@@ -50,7 +70,7 @@ class RankTileCursor {
 
  private:
   TileCursor cursor_;
-  const RankTileOrder order_;
+  const Order order_;
   int num_tiles_ = 0;
 };
 

@@ -15,25 +15,12 @@ namespace mk {
 std::atomic<const HostHooks*> host_hooks{nullptr};
 
 HostRank::HostRank(const Topology& topology, std::unique_ptr<SymmetricMemory> memory, Endpoint* endpoint)
-    : topology_(topology),
+    : arrays_(topology),
       memory_(std::move(memory)),
       endpoint_(endpoint),
       layout_{topology.nranks},
       signal_base_(endpoint ? kNumSignals : 0),
-      sent_(topology.nranks) {
-  for (const auto& ranks : topology_.ranks_of_node) {
-    node_begin_.push_back(static_cast<int>(ranks_by_node_.size()));
-    ranks_by_node_.insert(ranks_by_node_.end(), ranks.begin(), ranks.end());
-  }
-  node_begin_.push_back(static_cast<int>(ranks_by_node_.size()));
-  view_ = {topology_.rank,
-           topology_.nranks,
-           topology_.num_nodes,
-           topology_.node_of_rank.data(),
-           topology_.local_rank_of_rank.data(),
-           node_begin_.data(),
-           ranks_by_node_.data()};
-}
+      sent_(topology.nranks) {}
 
 Status HostRank::set_up(Deadline deadline) {
   Result<size_t> offset = memory_->grow(layout_.bytes(), deadline);
@@ -69,11 +56,11 @@ void HostRank::ring(int local_rank) const {
 }
 
 uint32_t HostRank::doorbell() const {
-  return half_word(view_.local_rank(), ControlLayout::kDoorbell).load(std::memory_order_seq_cst);
+  return half_word(view().local_rank(), ControlLayout::kDoorbell).load(std::memory_order_seq_cst);
 }
 
 void HostRank::sleep(uint32_t seen, int milliseconds) const {
-  const int self = view_.local_rank();
+  const int self = view().local_rank();
   std::atomic_ref<uint32_t> sleepers = half_word(self, ControlLayout::kSleepers);
   sleepers.fetch_add(1, std::memory_order_seq_cst);
   const timespec timeout{milliseconds / 1000, milliseconds % 1000 * 1000000L};

@@ -12,6 +12,7 @@
 #include "../../lib/topology.h"
 #include "../../transport/endpoint.h"
 #include "../protocol.h"
+#include "../topology_arrays.h"
 
 namespace mk {
 
@@ -31,7 +32,7 @@ class HostRank {
   // Appends an arena. Collective.
   Result<Arena> add_arena(size_t bank_bytes, Deadline deadline);
 
-  const TopologyView& view() const { return view_; }
+  const TopologyView& view() const { return arrays_.view(); }
   SymmetricMemory& memory() { return *memory_; }
   Endpoint* endpoint() { return endpoint_; }
 
@@ -47,7 +48,7 @@ class HostRank {
 
   // Tells the threads of a rank of the node that something here has changed; of this rank, when none is given.
   void ring(int local_rank) const;
-  void ring() const { ring(view_.local_rank()); }
+  void ring() const { ring(view().local_rank()); }
   // The doorbell's count, to be read before looking; sleep returns at once when it has moved on, else at
   // a ring or after `milliseconds`.
   uint32_t doorbell() const;
@@ -73,10 +74,7 @@ class HostRank {
     return std::atomic_ref<uint32_t>(*reinterpret_cast<uint32_t*>(control(local_rank, offset)));
   }
 
-  std::vector<int> node_begin_;
-  std::vector<int> ranks_by_node_;
-  const Topology topology_;
-  TopologyView view_;
+  const TopologyArrays arrays_;
   std::unique_ptr<SymmetricMemory> memory_;
   Endpoint* endpoint_;
   ControlLayout layout_;

@@ -24,6 +24,12 @@ __device__ __forceinline__ uint64_t ld_acquire_sys(const uint64_t* address) {
   return value;
 }
 
+__device__ __forceinline__ uint64_t ld_acquire_gpu(const uint64_t* address) {
+  uint64_t value;
+  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+  return value;
+}
+
 // PTX ISA: ld, `.relaxed`
 __device__ __forceinline__ uint32_t ld_relaxed_gpu(const uint32_t* address) {
   uint32_t value;
@@ -61,6 +67,16 @@ __device__ __forceinline__ void st_release_sys(uint64_t* address, uint64_t value
 __device__ __forceinline__ void st_relaxed_gpu(uint32_t* address, uint32_t value) {
   asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
+__device__ __forceinline__ void st_relaxed_sys(uint32_t* address, uint32_t value) {
+  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+__device__ __forceinline__ void st_relaxed_sys_v2(uint64_t* address, uint64_t first, uint64_t second) {
+  asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(address), "l"(first), "l"(second)
+               : "memory");
+}
+__device__ __forceinline__ void st_relaxed_gpu(uint64_t* address, uint64_t value) {
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
 __device__ __forceinline__ void st_relaxed_sys(uint64_t* address, uint64_t value) {
   asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
@@ -74,6 +90,20 @@ __device__ __forceinline__ void red_release_sys_add(uint32_t* address, uint32_t 
 }
 __device__ __forceinline__ void red_release_sys_add(uint64_t* address, uint64_t value) {
   asm volatile("red.release.sys.global.add.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
+
+// PTX ISA: atom, `.relaxed`, `.add`
+__device__ __forceinline__ uint64_t atom_relaxed_gpu_add(uint64_t* address, uint64_t value) {
+  uint64_t before;
+  asm volatile("atom.relaxed.gpu.global.add.u64 %0, [%1], %2;"
+               : "=l"(before)
+               : "l"(address), "l"(value)
+               : "memory");
+  return before;
+}
+// PTX ISA: red, `.release`, `.max`
+__device__ __forceinline__ void red_release_gpu_max(uint64_t* address, uint64_t value) {
+  asm volatile("red.release.gpu.global.max.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
 
 // PTX ISA: atom, `.acq_rel`, `.add`

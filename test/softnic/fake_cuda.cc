@@ -149,7 +149,16 @@ FAKE int fake_cuda_violations() {
 FAKE int cuPointerGetAttribute(void* value, int attribute, uint64_t address) {
   const std::lock_guard lock(mutex);
   const Allocation* const allocation = find(address);
-  if (allocation == nullptr || (attribute != 2 && attribute != 9)) return kInvalid;
+  if (allocation == nullptr) return kInvalid;
+  if (attribute == 18) {
+    *static_cast<size_t*>(value) = allocation->bytes;
+    return kSuccess;
+  }
+  if (attribute == 19) {
+    *static_cast<uint64_t*>(value) = allocation->base;
+    return kSuccess;
+  }
+  if (attribute != 2 && attribute != 9) return kInvalid;
   *static_cast<int*>(value) = attribute == 2 ? 2 : allocation->device;
   return kSuccess;
 }

@@ -4,6 +4,7 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include <cstring>
 #include <thread>
 #include <vector>
 
@@ -132,12 +133,32 @@ TEST_CASE("many producers, those that try and those that claim", "[fifo]") {
   CHECK_FALSE(fifo->front());
 }
 
+TEST_CASE("a producer that keeps the head elsewhere finds its slots by the layout", "[fifo]") {
+  constexpr uint32_t kCapacity = 8;
+  auto fifo = make_fifo(kCapacity);
+  std::byte* const pages = fifo->pages()->data();
+  for (uint64_t index = 0; index < 5 * kCapacity; ++index) {
+    CHECK_FALSE(fifo->front());
+    uint64_t tail = 0;
+    std::memcpy(&tail, pages + FifoLayout::kTail, sizeof tail);
+    CHECK(tail == index);
+    Command command = numbered(3, index);
+    command.turn = turn_of(index, kCapacity);
+    std::memcpy(static_cast<void*>(pages + FifoLayout::kSlots + index % kCapacity * sizeof(Command)), &command,
+                sizeof command);
+    REQUIRE(fifo->front());
+    CHECK(is_numbered(*fifo->front(), 3, index));
+    fifo->pop();
+  }
+  CHECK(fifo->claimed() == 0);
+}
+
 TEST_CASE("a command FIFO lies in whole pages and refuses odd capacities", "[fifo]") {
   auto fifo = make_fifo(256);
   const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  CHECK(reinterpret_cast<uintptr_t>(fifo->memory()) % page == 0);
-  CHECK(fifo->memory_bytes() % page == 0);
-  CHECK(fifo->memory_bytes() >= 256 * sizeof(Command));
+  CHECK(reinterpret_cast<uintptr_t>(fifo->pages()->data()) % page == 0);
+  CHECK(fifo->pages()->bytes() % page == 0);
+  CHECK(fifo->pages()->bytes() >= FifoLayout::kSlots + 256 * sizeof(Command));
   CHECK_FALSE(CommandFifo::create(0).ok());
   CHECK_FALSE(CommandFifo::create(3).ok());
 }

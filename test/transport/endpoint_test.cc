@@ -3,8 +3,10 @@
 #include "transport/endpoint.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 
 #include "../support/catch.h"
 #include "harness.h"
@@ -230,6 +232,76 @@ TEST_CASE("an endpoint is made with the backend asked for, or a sentence says wh
   const std::string none = connect_with({absent}, "absent", "absent");
   INFO(none);
   CHECK(contains(none, "rank 1: unsupported: no transport connects the nodes: absent: libabsent.so is not"));
+}
+
+TEST_CASE("regions in a GPU's memory pass over backends that cannot write there", "[transport]") {
+  CHECK(run_ranks(RankKind::threads, {"loopback", "0"}, kTwoNodes, [&](Rank& rank) -> std::string {
+          EndpointOptions options;
+          options.gpu_memory = true;
+          const Status status = rank.connect(std::move(options));
+          MK_EXPECT(status.code() == MK_ERROR_UNSUPPORTED);
+          MK_EXPECT(contains(status.sentence(), "loopback: cannot reach a GPU's memory"));
+          return "";
+        }) == "");
+}
+
+TEST_CASE("what the network has written is flushed before its signals are seen", "[transport]") {
+  const bool fails = GENERATE(false, true);
+  CHECK(run_ranks(RankKind::threads, {"loopback", "0"}, kTwoNodes, [&](Rank& rank) -> std::string {
+          std::atomic<uint64_t> flushes{0}, early{0};
+          EndpointOptions options;
+          options.flush_writes = [&]() -> Status {
+            if (rank.endpoint && rank.endpoint->signal(7) > flushes) ++early;
+            ++flushes;
+            return fails ? Status(MK_ERROR_CUDA, "no flush today") : Status();
+          };
+          MK_EXPECT_OK(rank.connect(std::move(options)));
+          MK_EXPECT(rank.barrier());
+          for (int n = 0; n < 5 && rank.rank == 0; ++n) MK_EXPECT(rank.post(make_signal(1, 7)));
+          if (fails && rank.rank == 1) {
+            MK_EXPECT(!rank.wait([] { return false; }));
+            MK_EXPECT(contains(rank.failure(), "no flush today"));
+            MK_EXPECT(rank.endpoint->signal(7) == 0);
+          } else if (rank.rank == 1) {
+            MK_EXPECT(rank.wait([&] { return rank.endpoint->signal(7) == 5; }));
+            MK_EXPECT(flushes > 0 && early == 0);
+          } else {
+            MK_EXPECT(flushes == 0);
+          }
+          MK_EXPECT(rank.barrier());
+          rank.endpoint.reset();
+          return "";
+        }) == "");
+}
+
+TEST_CASE("a thread may post in a kernel's place, and sees what kernels see", "[transport]") {
+  CHECK(run_ranks(RankKind::threads, {"loopback", "0"}, kTwoNodes, [&](Rank& rank) -> std::string {
+          EndpointOptions options;
+          options.fifo_capacity = 4;
+          MK_EXPECT_OK(rank.connect(std::move(options)));
+          const SharedWithGpu shared = rank.endpoint->shared_with_gpu();
+          MK_EXPECT(shared.fifo_capacity == 4);
+          MK_EXPECT(shared.counters->bytes() >= CounterLayout::kBytes);
+          MK_EXPECT(rank.barrier());
+          constexpr uint64_t kCommands = 50;
+          for (uint64_t index = 0; index < kCommands; ++index) {
+            const Command command = make_signal(1 - rank.rank, 9);
+            while (!rank.endpoint->try_publish(index, command)) {
+              MK_EXPECT(!rank.abort.raised());
+              std::this_thread::sleep_for(std::chrono::microseconds(20));
+            }
+          }
+          const auto word = [&](size_t offset) {
+            return std::atomic_ref<uint64_t>(*reinterpret_cast<uint64_t*>(shared.counters->data() + offset))
+                .load(std::memory_order_acquire);
+          };
+          MK_EXPECT(rank.wait([&] { return rank.endpoint->signal(9) == kCommands; }));
+          MK_EXPECT(rank.wait([&] { return rank.endpoint->completed() == kCommands; }));
+          MK_EXPECT(word(CounterLayout::signal(9)) == kCommands);
+          MK_EXPECT(word(CounterLayout::kCompleted) == kCommands);
+          MK_EXPECT(rank.barrier());
+          return rank.failure();
+        }) == "");
 }
 
 TEST_CASE("a malformed seed is refused on every rank", "[transport]") {

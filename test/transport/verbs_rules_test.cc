@@ -9,6 +9,7 @@
 #include "transport/rc/rc.h"
 #include "transport/srd/srd.h"
 #include "transport/verbs/arrivals.h"
+#include "transport/verbs/gpu_check.h"
 #include "transport/verbs/port_choice.h"
 #include "transport/verbs/put_pieces.h"
 #include "transport/verbs/work_id.h"
@@ -192,6 +193,24 @@ TEST_CASE("a verbs library that is not there is a sentence", "[verbs]") {
   setenv("MK_VERBS_LIBRARY", "libc.so.6", 1);
   CHECK(rc::available().sentence().find("ibv_get_device_list") != std::string::npos);
   unsetenv("MK_VERBS_LIBRARY");
+}
+
+TEST_CASE("what a GPU's memory lacks for RDMA is said with its cure", "[verbs]") {
+  GpuReach reach;
+  CHECK(judge(reach).problem.empty());
+  reach.has_gpu = true;
+  CHECK(judge(reach).problem.find("does not import dma-buf") != std::string::npos);
+  CHECK(judge(reach).problem.find("modprobe nvidia-peermem") != std::string::npos);
+  reach.nic_dma_buf = true;
+  CHECK(judge(reach).problem.find("GPU's driver does not export") != std::string::npos);
+  reach.library_dma_buf = reach.nic_dma_buf = false;
+  CHECK(judge(reach).problem.find("ibv_reg_dmabuf_mr") != std::string::npos);
+  reach.peer_memory = true;
+  CHECK(judge(reach).text == "through nvidia_peermem");
+  CHECK(judge(reach).problem.empty());
+  reach = {true, true, true, true, true};
+  CHECK(judge(reach).text == "through dma-buf");
+  CHECK(judge(reach).problem.empty());
 }
 
 }  // namespace mk::test

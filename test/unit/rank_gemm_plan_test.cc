@@ -6,6 +6,7 @@
 #include <random>
 
 #include "kernels/protocol.h"
+#include "kernels/topology_arrays.h"
 #include "test/support/catch.h"
 
 namespace {
@@ -195,4 +196,70 @@ TEST_CASE("a tile that no kernel has is refused") {
   const Result<RankGemmPlan> plan = rank_gemm_plan(call, 0, 4, NUM_SMS);
   REQUIRE(!plan.ok());
   CHECK(plan.status().code() == MK_ERROR_UNSUPPORTED);
+}
+
+TEST_CASE("between nodes one CTA has the network, and rows travel once to each other node") {
+  const std::vector<int32_t> nodes = {0, 0, 1, 1};
+  for (int rank = 0; rank < 4; ++rank) {
+    const TopologyArrays arrays(Topology::make(rank, std::vector<std::string>(4, "host"), nodes));
+    const GemmCall call = make_call(MK_OPERATOR_ALLGATHER_GEMM, 16384, 4096, 8192);
+    const Result<RankGemmPlan> chosen = rank_gemm_plan(call, rank, 4, NUM_SMS, &arrays.view());
+    REQUIRE(chosen.ok());
+    const RankGemmPlan& plan = chosen.value();
+    CHECK(plan.plan.compute_ctas + plan.plan.copy_ctas == NUM_SMS - 1);
+    CHECK(plan.gemm.num_workers <= plan.plan.compute_ctas);
+    CHECK(plan.plan.send_ctas == 1);
+    CHECK(plan.plan.network_bytes == int64_t{4096} * 8192 * 2);
+    CHECK(plan.plan.link_bytes == 2 * int64_t{4096} * 8192 * 2);  // its own and those it relays
+    CHECK(plan.area_bytes == plan_of(call, rank, 4).area_bytes);
+  }
+}
+
+TEST_CASE("reductions between nodes: CTAs that sum, areas that serve smaller calls") {
+  const TopologyArrays arrays(
+      Topology::make(1, std::vector<std::string>(4, "host"), std::vector<int32_t>{0, 0, 1, 1}));
+  const auto planned = [&](int64_t m, int64_t n, int64_t k) {
+    const GemmCall call = make_call(MK_OPERATOR_GEMM_REDUCE_SCATTER, m, n, k);
+    const Result<RankGemmPlan> plan = rank_gemm_plan(call, 1, 4, NUM_SMS, &arrays.view());
+    REQUIRE(plan.ok());
+    return plan.value();
+  };
+  const RankGemmPlan large = planned(16384, 16384, 4096);
+  CHECK(large.plan.reduce_ctas > 0);
+  CHECK(large.plan.compute_ctas + large.plan.reduce_ctas + large.plan.send_ctas == NUM_SMS);
+  CHECK(large.plan.network_bytes == int64_t{4096} * 16384 * 2);
+  CHECK(large.plan.link_bytes == 2 * int64_t{4096} * 16384 * 2);
+  CHECK(large.plan.chunk_bytes >= 256 << 10);
+  for (const int64_t m : {0, 1, 130, 1000, 4096, 16384}) {
+    for (const int64_t n : {0, 8, 1000, 16384}) {
+      const RankGemmPlan plan = planned(m, n, 512);
+      CHECK(plan.network.num_slots() * plan.network.slot_bytes() <= std::max<int64_t>(plan.area_bytes, 0));
+      CHECK(plan.area_bytes <= large.area_bytes);
+      CHECK(plan.network.group_rows >= 1);
+      CHECK(plan.network.tiles() == std::max(1, plan.tile_rows) * plan.network.num_n_tiles);
+    }
+  }
+}
+
+TEST_CASE("what cannot run between nodes on GPUs is refused") {
+  const TopologyArrays arrays(
+      Topology::make(0, std::vector<std::string>(2, "host"), std::vector<int32_t>{0, 1}));
+  const auto refusal = [&](const GemmCall& call, int num_sms) {
+    const Result<RankGemmPlan> plan = rank_gemm_plan(call, 0, 2, num_sms, &arrays.view());
+    REQUIRE(!plan.ok());
+    CHECK(plan.status().code() == MK_ERROR_UNSUPPORTED);
+    return plan.status().sentence();
+  };
+  const auto contains = [](const std::string& text, const char* part) {
+    return text.find(part) != std::string::npos;
+  };
+  CHECK(contains(refusal(make_call(MK_OPERATOR_GEMM_ALLREDUCE, 512, 512, 512), NUM_SMS), "between nodes"));
+  GemmCall wgrad = make_call(MK_OPERATOR_ALLGATHER_GEMM, 512, 512, 512);
+  wgrad.mode = MK_ALLGATHER_WGRAD;
+  CHECK(contains(refusal(wgrad, NUM_SMS), "WGRAD) between nodes"));
+  CHECK(contains(refusal(make_call(MK_OPERATOR_ALLGATHER_GEMM, 512, 512, 512), 2), "needs 3 CTAs"));
+  CHECK(contains(refusal(make_call(MK_OPERATOR_ALLGATHER_GEMM, int64_t{128} * 40000, 64, 8), NUM_SMS),
+                 "signals"));
+  CHECK(contains(refusal(make_call(MK_OPERATOR_ALLGATHER_GEMM, 512, 64, int64_t{1} << 25), NUM_SMS), "4 GiB"));
+  CHECK(rank_gemm_plan(make_call(MK_OPERATOR_ALLGATHER_GEMM, 512, 512, 512), 0, 2, 3, &arrays.view()).ok());
 }

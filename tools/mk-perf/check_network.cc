@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <sstream>
 
 #include "lib/bootstrap.h"
 #include "lib/env.h"
@@ -13,6 +14,7 @@
 #include "link_meter.h"
 #include "network_ports.h"
 #include "transport/transport.h"
+#include "transport/verbs/gpu_check.h"
 
 namespace perf {
 namespace {
@@ -28,6 +30,13 @@ std::string host_name() {
   char name[256] = "?";
   gethostname(name, sizeof name - 1);
   return name;
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
 }
 
 // A rank's own equipment, and what it lacks.
@@ -47,6 +56,9 @@ std::string describe_rank(int rank, std::string& problems) {
     const std::string problem = port.problem();
     if (!problem.empty()) problems += format("rank %d: %s\n", rank, problem.c_str());
   }
+  const mk::verbs::GpuVerdict gpu = mk::verbs::check_gpu_memory();
+  for (const std::string& line : lines_of(gpu.text)) text += "  " + line + "\n";
+  for (const std::string& line : lines_of(gpu.problem)) problems += format("rank %d: %s\n", rank, line.c_str());
   for (const mk::Backend& backend : mk::backends()) {
     const mk::Status status = backend.available();
     text += format("  transport %s: %s\n", backend.name, status.ok() ? "available" : status.sentence().c_str());

@@ -2,9 +2,10 @@
 #include "cuda.h"
 
 #include <dlfcn.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <cstdio>
 #include <cstring>
 #include <mutex>
 
@@ -21,6 +22,8 @@ constexpr Result kSuccess = 0;
 constexpr Result kNotReady = 600;
 constexpr int kAttributeMemoryType = 2;
 constexpr int kAttributeDevice = 9;
+constexpr int kAttributeMappingSize = 18;
+constexpr int kAttributeMappingBase = 19;
 constexpr unsigned kMemoryTypeDevice = 2;
 constexpr int kHandleTypeDescriptor = 1;
 constexpr int kLocationDevice = 1;
@@ -112,13 +115,11 @@ const CudaDriver* cuda() {
   return driver;
 }
 
-// A descriptor of another process, as one of this one; -1 when the kernel refuses.
-int take_descriptor(pid_t process, int fd) {
-  const int handle = static_cast<int>(syscall(SYS_pidfd_open, process, 0));
-  if (handle < 0) return -1;
-  const int taken = static_cast<int>(syscall(SYS_pidfd_getfd, handle, fd, 0));
-  close(handle);
-  return taken;
+// The requests that need the memory fail; the interface has no other place for the reason. Once is enough.
+void complain(const char* what, Result result) {
+  static std::atomic<bool> has_complained{false};
+  if (!has_complained.exchange(true))
+    std::fprintf(stderr, "softnic: %s (CUDA driver error %d)\n", what, result);
 }
 
 // Maps an allocation for all devices of this process; 0 when the driver refuses.
@@ -138,27 +139,38 @@ Pointer map_allocation(const CudaDriver& driver, Handle handle, uint64_t bytes) 
     reachable = driver.cuMemSetAccess(address, bytes, &access, 1) == kSuccess || reachable;
   }
   if (reachable) return address;
+  complain("no GPU here reaches GPU memory of another process", 0);
   driver.cuMemUnmap(address, bytes);
   driver.cuMemAddressFree(address, bytes);
   return 0;
 }
 
-Pointer import_descriptor(const CudaDriver& driver, const CudaExport& exported, pid_t process) {
+Pointer import_descriptor(const CudaDriver& driver, const CudaExport& exported, bool is_own, int descriptor) {
   Handle handle = 0;
-  if (process == 0) {
-    if (driver.cuMemRetainAllocationHandle(&handle, reinterpret_cast<void*>(exported.base)) != kSuccess)
-      return 0;
-  } else {
-    const int fd = take_descriptor(process, exported.fd);
-    if (fd < 0) return 0;
-    const Result result = driver.cuMemImportFromShareableHandle(
-        &handle, reinterpret_cast<void*>(static_cast<intptr_t>(fd)), kHandleTypeDescriptor);
-    close(fd);
-    if (result != kSuccess) return 0;
+  const Result result =
+      is_own ? driver.cuMemRetainAllocationHandle(&handle, reinterpret_cast<void*>(exported.base))
+             : driver.cuMemImportFromShareableHandle(
+                   &handle, reinterpret_cast<void*>(static_cast<intptr_t>(descriptor)), kHandleTypeDescriptor);
+  if (result != kSuccess) {
+    complain("the driver does not hand over an allocation of GPU memory", result);
+    return 0;
   }
   const Pointer address = map_allocation(driver, handle, exported.bytes);
   driver.cuMemRelease(handle);
   return address;
+}
+
+// What is mapped around an address: the range of it may be all that was reserved, of which this is a part.
+void find_mapping(const CudaDriver& driver, Pointer address, Pointer& base, size_t& length) {
+  Pointer mapping_base = 0;
+  size_t mapping_bytes = 0;
+  if (driver.cuPointerGetAttribute(&mapping_base, kAttributeMappingBase, address) != kSuccess ||
+      driver.cuPointerGetAttribute(&mapping_bytes, kAttributeMappingSize, address) != kSuccess ||
+      mapping_bytes == 0 || address < mapping_base || address >= mapping_base + mapping_bytes) {
+    return;
+  }
+  base = mapping_base;
+  length = mapping_bytes;
 }
 
 }  // namespace
@@ -185,11 +197,10 @@ CudaExports::CudaExports(uint64_t address, uint64_t bytes, bool share) {
     Pointer base = 0;
     size_t length = 0;
     if (driver->cuMemGetAddressRange_v2(&base, &length, address) != kSuccess || length == 0) return;
-    exported.base = base;
-    exported.bytes = length;
     Handle handle = 0;
-    if (driver->cuMemRetainAllocationHandle(&handle, reinterpret_cast<void*>(base)) == kSuccess) {
+    if (driver->cuMemRetainAllocationHandle(&handle, reinterpret_cast<void*>(address)) == kSuccess) {
       exported.kind = CudaExport::Kind::descriptor;
+      find_mapping(*driver, address, base, length);
       int fd = -1;
       if (share && driver->cuMemExportToShareableHandle(&fd, handle, kHandleTypeDescriptor, 0) == kSuccess) {
         exported.fd = fd;
@@ -201,6 +212,8 @@ CudaExports::CudaExports(uint64_t address, uint64_t bytes, bool share) {
       if (share && driver->cuIpcGetMemHandle(&ipc, base) != kSuccess) return;
       std::memcpy(exported.handle, &ipc, sizeof(ipc));
     }
+    exported.base = base;
+    exported.bytes = length;
     list_.push_back(exported);
     address = base + length;
   }
@@ -224,16 +237,24 @@ CudaImports::~CudaImports() {
   }
 }
 
-bool CudaImports::add(const CudaExport& exported, pid_t process) {
+bool CudaImports::add(const CudaExport& exported, bool is_own, int descriptor) {
   const CudaDriver* const driver = cuda();
   if (driver == nullptr || exported.bytes == 0) return false;
   Pointer address = 0;
   if (exported.kind == CudaExport::Kind::descriptor) {
-    address = import_descriptor(*driver, exported, process);
-  } else if (process != 0) {
+    if (!is_own && descriptor < 0) {
+      complain("GPU memory of another process was not created for sharing by file descriptor", 0);
+      return false;
+    }
+    address = import_descriptor(*driver, exported, is_own, descriptor);
+  } else if (!is_own) {
     IpcHandle handle;
     std::memcpy(&handle, exported.handle, sizeof(handle));
-    if (driver->cuIpcOpenMemHandle_v2(&address, handle, kIpcEnablePeerAccess) != kSuccess) address = 0;
+    const Result result = driver->cuIpcOpenMemHandle_v2(&address, handle, kIpcEnablePeerAccess);
+    if (result != kSuccess) {
+      complain("the driver does not open another process's GPU memory by IPC handle", result);
+      address = 0;
+    }
   }
   if (address != 0) mappings_.push_back({exported, address});
   return address != 0;
@@ -317,7 +338,11 @@ CudaCopier::Progress CudaCopier::passed(int device, void* mark) {
 bool CudaCopier::drain() {
   bool drained = true;
   for (const auto& [device, stream] : streams_) {
-    if (stream.stream != nullptr) drained = cuda()->cuStreamSynchronize(stream.stream) == kSuccess && drained;
+    if (stream.stream == nullptr) continue;
+    // The calling thread may be another one than the NIC's.
+    const bool is_done = cuda()->cuCtxSetCurrent(stream.context) == kSuccess &&
+                         cuda()->cuStreamSynchronize(stream.stream) == kSuccess;
+    drained = drained && is_done;
   }
   return drained;
 }

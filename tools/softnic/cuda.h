@@ -3,8 +3,6 @@
 // driver is the one that the process has loaded already; a process without it has no GPU memory.
 #pragma once
 
-#include <sys/types.h>
-
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -20,7 +18,7 @@ struct CudaDriver;
 struct CudaExport {
   enum class Kind : uint32_t { descriptor = 1, ipc = 2 };
   Kind kind{};
-  int32_t fd = -1;    // descriptor: of the exporting process
+  int32_t fd = -1;    // descriptor: there; it travels beside the packet. -1: the driver gave none
   uint64_t base = 0;  // address there
   uint64_t bytes = 0;
   uint8_t handle[64]{};  // ipc
@@ -50,8 +48,9 @@ class CudaImports {
   CudaImports(const CudaImports&) = delete;
   CudaImports& operator=(const CudaImports&) = delete;
 
-  // False when the driver refuses. `process` 0: this one.
-  bool add(const CudaExport& exported, pid_t process);
+  // False when the driver refuses. `is_own`: of this process; `descriptor`: of another one's memory, -1 if none
+  // has come.
+  bool add(const CudaExport& exported, bool is_own, int descriptor);
   bool empty() const { return mappings_.empty(); }
   // Memory that needs no mapping: this process's own, of the classic allocator.
   bool direct = false;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 // GPU memory at either end of a request: the receiving NIC's copies run on the GPU's copy engines, and a
 // request is placed once its mark has passed.
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 #include <tuple>
@@ -32,7 +34,7 @@ void Nic::export_memory(const std::shared_ptr<Link>& link, const WorkRequest& re
       packet.bytes = sizeof(exported);
       packet.size = kPacketHead + packet.bytes;
       std::memcpy(packet.payload.inline_data, &exported, sizeof(exported));
-      wire_->send(link, packet);
+      wire_->send(link, packet, exported.fd);
     }
   }
 }
@@ -41,13 +43,15 @@ void Nic::on_export(const std::shared_ptr<Link>& link, const Packet& packet) {
   CudaExport exported;
   if (packet.is_inline == 0 || packet.bytes != sizeof(exported) || link->inbox != nullptr) return;
   std::memcpy(&exported, packet.payload.inline_data, sizeof(exported));
+  const int descriptor = exported.fd >= 0 ? link->take_descriptor() : -1;
   // A context has to be current for the legacy handles: that of the GPU whose memory this NIC serves.
   int device = 0;
   for (const auto& entry : memory_) device = std::max(device, entry.second->device);
   std::shared_ptr<CudaImports>& imports = link->imports[packet.rkey];
   if (imports == nullptr) imports = std::make_shared<CudaImports>();
   // What cannot be mapped shows when a request reads it.
-  if (cuda_is_loaded() && copier_.activate(device)) imports->add(exported, link->pid);
+  if (cuda_is_loaded() && copier_.activate(device)) imports->add(exported, false, descriptor);
+  if (descriptor >= 0) close(descriptor);
 }
 
 bool Nic::forget_exports() {
@@ -68,6 +72,8 @@ void Nic::place_on_gpu(const std::shared_ptr<Arrival>& arrival, MemoryRegion& re
   const Packet& packet = arrival->packet;
   const uint64_t target = reinterpret_cast<uint64_t>(region.addr) + (packet.remote_address - region.iova);
   arrival->device = region.device;
+  // The driver answers questions about addresses in a context only.
+  if (region.device >= 0) copier_.activate(region.device);
   for (uint32_t index = 0; arrival->device < 0 && index < packet.num_segments; ++index) {
     arrival->device = cuda_device_of(packet.payload.segments[index].address);
   }
@@ -130,7 +136,7 @@ uint64_t Nic::map_source(Arrival& arrival, const Segment& segment) {
   // Memory of another GPU in this process: an allocation of the virtual memory interface is reachable only from
   // the GPUs that its owner named, so it gets a second address; other memory is reached by peer access.
   const CudaExports exports(segment.address, segment.bytes, false);
-  for (const CudaExport& exported : exports.list()) imports->add(exported, 0);
+  for (const CudaExport& exported : exports.list()) imports->add(exported, true, -1);
   std::tie(address, bytes) = imports->translate(segment.address);
   if (address != 0) return bytes >= segment.bytes ? address : 0;
   imports->direct = true;

@@ -40,6 +40,54 @@ pid_t peer_process(int fd) {
   return credentials.uid == geteuid() ? credentials.pid : 0;
 }
 
+constexpr size_t kMaxDescriptors = 4;  // of a message; packets have one at most
+
+union Control {
+  cmsghdr header;
+  char bytes[CMSG_SPACE(kMaxDescriptors * sizeof(int))];
+};
+
+// `descriptor` -1: none.
+ssize_t send_bytes(int fd, std::byte* bytes, size_t length, int descriptor) {
+  iovec part{bytes, length};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  Control control{};
+  if (descriptor >= 0) {
+    message.msg_control = control.bytes;
+    message.msg_controllen = CMSG_SPACE(sizeof(int));
+    cmsghdr* const header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof(int));
+    std::memcpy(CMSG_DATA(header), &descriptor, sizeof(int));
+  }
+  return sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+ssize_t receive_bytes(int fd, std::byte* bytes, size_t length, std::deque<int>& descriptors) {
+  iovec part{bytes, length};
+  Control control{};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control.bytes;
+  message.msg_controllen = sizeof(control.bytes);
+  const ssize_t got = recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  if (got < 0) return got;
+  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
+    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
+    const size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (size_t i = 0; i < count; ++i) {
+      int descriptor = -1;
+      std::memcpy(&descriptor, CMSG_DATA(header) + i * sizeof(int), sizeof(int));
+      descriptors.push_back(descriptor);
+    }
+  }
+  return got;
+}
+
 bool is_well_formed(const Packet& packet) {
   return packet.num_segments <= kMaxSegments && (packet.is_inline == 0 || packet.bytes <= kMaxInlineBytes) &&
          packet.size == kPacketHead + payload_bytes(packet);
@@ -49,6 +97,15 @@ bool is_well_formed(const Packet& packet) {
 
 Link::~Link() {
   if (fd >= 0) ::close(fd);
+  for (const Departure& departure : departures) ::close(departure.descriptor);
+  for (const int descriptor : arrivals) ::close(descriptor);
+}
+
+int Link::take_descriptor() {
+  if (arrivals.empty()) return -1;
+  const int descriptor = arrivals.front();
+  arrivals.pop_front();
+  return descriptor;
 }
 
 Wire::Wire(const std::string& fabric, std::shared_ptr<Inbox> inbox)
@@ -133,7 +190,7 @@ void Wire::update_interest(const Link& link) const {
   epoll_ctl(epoll_, EPOLL_CTL_MOD, link.fd, &event);
 }
 
-bool Wire::send(const std::shared_ptr<Link>& link, const Packet& packet) {
+bool Wire::send(const std::shared_ptr<Link>& link, const Packet& packet, int descriptor) {
   if (link->dead) return false;
   if (link->inbox != nullptr) {
     link->dead = !link->inbox->push(packet);
@@ -141,6 +198,9 @@ bool Wire::send(const std::shared_ptr<Link>& link, const Packet& packet) {
   }
   const std::byte* bytes = reinterpret_cast<const std::byte*>(&packet);
   const bool idle = link->out.empty();
+  const int copy = descriptor >= 0 ? fcntl(descriptor, F_DUPFD_CLOEXEC, 0) : -1;
+  if (descriptor >= 0 && copy < 0) return false;  // the other end would take the next one for this
+  if (copy >= 0) link->departures.push_back({link->out.size(), copy});
   link->out.insert(link->out.end(), bytes, bytes + packet.size);
   if (idle) flush(*link);
   return true;
@@ -153,9 +213,29 @@ void Wire::broadcast(const Packet& packet) {
 
 void Wire::flush(Link& link) {
   const bool waited = !link.out.empty();
-  const ssize_t sent = ::send(link.fd, link.out.data(), link.out.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-  // A broken socket shows itself when it is read.
-  if (sent > 0) link.out.erase(link.out.begin(), link.out.begin() + sent);
+  for (bool all = true; all && !link.out.empty();) {
+    // Up to the next byte that has a descriptor to take along.
+    int descriptor = -1;
+    size_t length = link.out.size();
+    for (const Link::Departure& departure : link.departures) {
+      if (departure.position == 0) {
+        descriptor = departure.descriptor;
+      } else {
+        length = departure.position;
+        break;
+      }
+    }
+    const ssize_t sent = send_bytes(link.fd, link.out.data(), length, descriptor);
+    // A broken socket shows itself when it is read.
+    all = sent == static_cast<ssize_t>(length);
+    if (sent <= 0) break;
+    if (descriptor >= 0) {
+      ::close(descriptor);
+      link.departures.pop_front();
+    }
+    for (Link::Departure& departure : link.departures) departure.position -= static_cast<size_t>(sent);
+    link.out.erase(link.out.begin(), link.out.begin() + sent);
+  }
   if (waited || !link.out.empty()) update_interest(link);
 }
 
@@ -173,7 +253,7 @@ void Wire::accept_links() {
 bool Wire::read_link(const std::shared_ptr<Link>& link, const Handler& handler) {
   const size_t held = link->in.size();
   link->in.resize(held + kReadBytes);
-  const ssize_t got = recv(link->fd, link->in.data() + held, kReadBytes, MSG_DONTWAIT);
+  const ssize_t got = receive_bytes(link->fd, link->in.data() + held, kReadBytes, link->arrivals);
   link->in.resize(held + static_cast<size_t>(got > 0 ? got : 0));
   if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) return false;
   size_t used = 0;

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -32,6 +33,15 @@ struct Link {
   std::map<uint32_t, std::shared_ptr<CudaImports>> imports;  // regions of the peer's that we have mapped
   std::vector<std::byte> in;
   std::vector<std::byte> out;
+  // Descriptors travel with the first byte of their packet.
+  struct Departure {
+    size_t position;  // of that byte in `out`
+    int descriptor;
+  };
+  std::deque<Departure> departures;
+  std::deque<int> arrivals;  // not taken yet
+  // The next that has come; -1: none has. The caller closes it.
+  int take_descriptor();
 };
 
 class Wire {
@@ -49,8 +59,8 @@ class Wire {
 
   // The link to an endpoint, opened if need be; null when nobody is there.
   std::shared_ptr<Link> open(uint16_t peer);
-  // False when the link is dead.
-  bool send(const std::shared_ptr<Link>& link, const Packet& packet);
+  // False when the link is dead. A descriptor goes along to another process; it stays the caller's.
+  bool send(const std::shared_ptr<Link>& link, const Packet& packet, int descriptor = -1);
   void broadcast(const Packet& packet);
   // Hands over what has come in; `lost` is called once for each link that broke.
   bool receive(const Handler& handler, const std::function<void(const std::shared_ptr<Link>&)>& lost);

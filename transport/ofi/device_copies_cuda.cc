@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+#include <array>
 #include <cstdint>
 #include <map>
 #include <vector>
@@ -11,7 +12,10 @@ namespace {
 
 CUdeviceptr device_pointer(const void* address) { return reinterpret_cast<CUdeviceptr>(address); }
 
-// A stream a lane.
+// Streams share a GPU's few queues, also with those that the application launches kernels on: four, and an
+// event a lane.
+constexpr size_t kStreams = 4;
+
 class CudaCopies : public DeviceCopies {
  public:
   explicit CudaCopies(const cuda::Driver& driver) : driver_(driver) {}
@@ -20,10 +24,12 @@ class CudaCopies : public DeviceCopies {
     if (context_ == nullptr) return;
     {
       const cuda::CurrentContext current(driver_, context_);
-      for (const auto& [lane, stream] : streams_) {
+      for (CUstream stream : streams_) {
+        if (stream == nullptr) continue;
         driver_.cuStreamSynchronize(stream);
         driver_.cuStreamDestroy(stream);
       }
+      for (const auto& [lane, event] : events_) driver_.cuEventDestroy(event);
       for (void* memory : memories_) driver_.cuMemFreeHost(memory);
     }
     driver_.cuDevicePrimaryCtxRelease(device_);
@@ -60,8 +66,9 @@ class CudaCopies : public DeviceCopies {
     MK_RETURN_IF_ERROR(current.status());
     auto stream = stream_of(lane);
     if (!stream.ok()) return stream.status();
-    return check(driver_.cuMemcpyDtoHAsync(host, device_pointer(device), bytes, stream.value()),
-                 "cuMemcpyDtoHAsync");
+    MK_RETURN_IF_ERROR(check(driver_.cuMemcpyDtoHAsync(host, device_pointer(device), bytes, stream.value()),
+                             "cuMemcpyDtoHAsync"));
+    return mark(lane, stream.value());
   }
 
   Status start_write(size_t lane, std::byte* device, const std::byte* host, size_t bytes) override {
@@ -69,16 +76,17 @@ class CudaCopies : public DeviceCopies {
     MK_RETURN_IF_ERROR(current.status());
     auto stream = stream_of(lane);
     if (!stream.ok()) return stream.status();
-    return check(driver_.cuMemcpyHtoDAsync(device_pointer(device), host, bytes, stream.value()),
-                 "cuMemcpyHtoDAsync");
+    MK_RETURN_IF_ERROR(check(driver_.cuMemcpyHtoDAsync(device_pointer(device), host, bytes, stream.value()),
+                             "cuMemcpyHtoDAsync"));
+    return mark(lane, stream.value());
   }
 
   Result<bool> done(size_t lane) override {
     const cuda::CurrentContext current(driver_, context_);
     MK_RETURN_IF_ERROR(current.status());
-    const CUresult result = driver_.cuStreamQuery(streams_.at(lane));
+    const CUresult result = driver_.cuEventQuery(events_.at(lane));
     if (result == CUDA_ERROR_NOT_READY) return false;
-    MK_RETURN_IF_ERROR(check(result, "cuStreamQuery"));
+    MK_RETURN_IF_ERROR(check(result, "cuEventQuery"));
     return true;
   }
 
@@ -87,16 +95,24 @@ class CudaCopies : public DeviceCopies {
 
   // Not ordered with anyone's default stream.
   Result<CUstream> stream_of(size_t lane) {
-    CUstream& stream = streams_[lane];
+    CUstream& stream = streams_[lane % kStreams];
     if (stream == nullptr)
       MK_RETURN_IF_ERROR(check(driver_.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate"));
     return stream;
   }
 
+  Status mark(size_t lane, CUstream stream) {
+    CUevent& event = events_[lane];
+    if (event == nullptr)
+      MK_RETURN_IF_ERROR(check(driver_.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING), "cuEventCreate"));
+    return check(driver_.cuEventRecord(event, stream), "cuEventRecord");
+  }
+
   const cuda::Driver& driver_;
   CUdevice device_ = 0;
   CUcontext context_ = nullptr;
-  std::map<size_t, CUstream> streams_;
+  std::array<CUstream, kStreams> streams_{};
+  std::map<size_t, CUevent> events_;
   std::vector<void*> memories_;
 };
 

@@ -43,16 +43,15 @@ Result<ibv_mr*> Registration::register_range(const Nic& nic, std::byte* base, si
       hint = exported.status().sentence();
     }
   }
-  if (gpu && !has_peer_memory()) {
-    return Status(MK_ERROR_SYSTEM,
-                  format("%s cannot register GPU memory (%s), and nvidia_peermem is not loaded (modprobe "
-                         "nvidia-peermem)",
-                         nic.text().c_str(), hint.c_str()));
-  }
   ibv_mr* mr = nic.library.register_mr(nic.pd, base, bytes, kAccess);
   if (mr == nullptr) {
-    return Status(MK_ERROR_SYSTEM, format("%s cannot register %zu bytes at %p: %s; %s", nic.text().c_str(),
-                                          bytes, static_cast<void*>(base), std::strerror(errno), hint.c_str()));
+    const int error = errno;
+    const char* const module = gpu && !has_peer_memory()
+                                   ? "; GPU memory, and nvidia_peermem is not loaded (modprobe nvidia-peermem)"
+                                   : "";
+    return Status(MK_ERROR_SYSTEM,
+                  format("%s cannot register %zu bytes at %p: %s; %s%s", nic.text().c_str(), bytes,
+                         static_cast<void*>(base), std::strerror(error), hint.c_str(), module));
   }
   return mr;
 }

@@ -24,6 +24,10 @@ struct SourceTile {
   int first_row;  // of the source's
 };
 
+// Kernels between nodes have parameters of their own, and other orders of ranks and tiles
+// (cuda_network_kernel.cuh).
+__device__ __forceinline__ const RankTileOrder& tile_order(const CudaParams& params) { return params.order; }
+
 __device__ __forceinline__ int source_at(const CudaParams& params, int position) {
   const int source = params.comm.rank + position;
   return source < params.comm.nranks ? source : source - params.comm.nranks;
@@ -34,13 +38,14 @@ __device__ __forceinline__ int rows_of(const CudaParams& params, int source) {
   return max(0, min(params.max_rows, params.m - source * params.max_rows));
 }
 
-__device__ __forceinline__ int rows_at(const CudaParams& params, int position) {
+template <class Params>
+__device__ __forceinline__ int rows_at(const Params& params, int position) {
   return params.merged ? params.m : rows_of(params, source_at(params, position));
 }
 
-template <int BLOCK_M>
-__device__ __forceinline__ SourceTile source_tile(const CudaParams& params, const TileWork& work) {
-  const RankTile tile = params.order.place(work);
+template <int BLOCK_M, class Params>
+__device__ __forceinline__ SourceTile source_tile(const Params& params, const TileWork& work) {
+  const RankTile tile = tile_order(params).place(work);
   const int first_row = tile.index * BLOCK_M;
   if (params.merged) return {-1, first_row, params.m, first_row};
   const int source = source_at(params, tile.position);
@@ -87,15 +92,15 @@ class GatheredMap {
   bool is_known_;
 };
 
-template <class Config>
+template <class Config, class Params>
 __device__ __forceinline__ void produce(const RankLaunch& launch, MainloopStorage<Config>& smem,
-                                        const CudaParams& params) {
+                                        const Params& params) {
   const ClusterPosition cluster = {0, 1};
   GatheredMap map_gathered(launch, params);
   ptx::prefetch_tensormap(&params.load.map_a);
   ptx::prefetch_tensormap(&params.load.map_b);
   ptx::prefetch_tensormap(&params.map_gathered[launch.bank()]);
-  RankTileCursor tiles(params.tiles, blockIdx.x, params.order);
+  RankTileCursor tiles(params.tiles, blockIdx.x, tile_order(params));
   StageCursor<Config::NUM_STAGES> stages;
   TileWork work;
   while (tiles.next(&work, Config::BLOCK_M, [&](int position) { return rows_at(params, position); })) {
@@ -144,20 +149,20 @@ __device__ __forceinline__ void signal_panel(const RankLaunch& launch, const Cud
   }
 }
 
-// A push warp: takes units of this rank's rows one by one and pushes them to all peers at once, so that every
+// A push warp: takes units of this rank's rows one by one and pushes them to all targets at once, so that every
 // link carries its share all the time.
-// done(note), of the whole warp, is told of each unit that has arrived.
-template <class Storage, class Done>
-__device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaParams& params, Storage& storage,
-                                          int warp, Done&& done) {
+// target_at(step) for each step from `first_step` on, below `end_step`: a rank to push to. done(note), of the
+// whole warp, is told of each unit that has arrived.
+template <class Storage, class TargetAt, class Done>
+__device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaParams& params,
+                                          BulkPush<Storage>& push, int first_step, int end_step,
+                                          TargetAt&& target_at, Done&& done) {
   const int rank = params.comm.rank;
-  const int nranks = params.comm.nranks;
   const int lane = threadIdx.x % 32;
   const bool writes_outputs = launch.writes_outputs();
   const auto pitch =
       writes_outputs ? params.a_gathered_pitch : static_cast<int64_t>(params.schedule.row_pitch());
   PushUnits units = push_units(params, Storage::PIECE_BYTES);
-  BulkPush<Storage> push(storage, warp);
   const Tracer tracer(params.comm.trace, trace_track());
   const auto take_ticket = [&] {
     return lane == 0 ? static_cast<int>(atomicAdd(&params.comm.state->push_ticket, 1u)) : 0;
@@ -190,10 +195,10 @@ __device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaPa
         if (lane < unit.num_rows) {
           const int64_t offset = (int64_t{rank} * params.max_rows + unit.row + lane) * pitch + unit.column;
 #pragma unroll 1
-          for (int step = params.merged ? 0 : 1; step < nranks; ++step) {
-            const int peer = rank >= step ? rank - step : rank - step + nranks;
+          for (int step = first_step; step < end_step; ++step) {
+            const int target = target_at(step);
             std::byte* const to =
-                writes_outputs ? params.comm.outputs[peer] + offset : launch.area(peer, offset);
+                writes_outputs ? params.comm.outputs[target] + offset : launch.area(target, offset);
             ptx::cp_async_bulk_global_shared(to, buffer + lane * unit.num_bytes, unit.num_bytes);
           }
         }
@@ -211,6 +216,18 @@ __device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaPa
     push.template complete<0>();
     done(last);
   }
+}
+
+// The same to all ranks of a job of one node; where tiles are merged with others', to this one, too.
+template <class Storage, class Done>
+__device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaParams& params, Storage& storage,
+                                          int warp, Done&& done) {
+  const int rank = params.comm.rank;
+  const int nranks = params.comm.nranks;
+  BulkPush<Storage> push(storage, warp);
+  push_rows(
+      launch, params, push, params.merged ? 0 : 1, nranks,
+      [&](int step) { return rank >= step ? rank - step : rank - step + nranks; }, done);
 }
 
 // The push warp beside a product, which signals itself.
@@ -255,7 +272,8 @@ __device__ __forceinline__ void run_push_cta(const RankLaunch& launch, const Cud
 }
 
 // Brings all rows to the caller's gathered A, or waits until their owners have.
-__device__ __forceinline__ void gather_rows(const RankLaunch& launch, const CudaParams& params,
+template <class Params>
+__device__ __forceinline__ void gather_rows(const RankLaunch& launch, const Params& params,
                                             const CopyWarp& warp) {
   const Schedule& schedule = params.schedule;
   const bool writes_outputs = launch.writes_outputs();
@@ -342,7 +360,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
       params.tiles.num_workers, [&] { produce<Config>(launch, smem.mainloop, params); },
       [&](const CopyWarp& warp) { run_copy_warp(launch, params, smem, warp); },
       [&](int warpgroup) {
-        RankTileCursor tiles(params.tiles, blockIdx.x, params.order);
+        RankTileCursor tiles(params.tiles, blockIdx.x, tile_order(params));
         consumer_role<Config>(
             smem.mainloop, cluster, warpgroup, params.comm.trace,
             [&](TileWork* work) {

@@ -6,6 +6,7 @@
 #include "kernels/cuda/gemm_type.h"
 #include "kernels/cuda/rank_gemm_params.h"
 #include "kernels/gemm/tensor_map.h"
+#include "kernels/ops/allgather_gemm/cuda_network_kernel.cuh"
 #include "kernels/ops/allgather_gemm/cuda_wgrad.cuh"
 
 namespace mk::allgather_gemm {
@@ -60,16 +61,24 @@ PeerOutput gathered_output(const GemmCall& call) {
   return output;
 }
 
-class ForwardLaunch final : public RankGemmLaunch {
+// Ranks that take turns, after this one, in what it computes first.
+int num_in_turn(const RankGemmPlan& plan, const RankComm& comm) {
+  if (plan.merged) return 0;
+  return comm.order.num_local > 1 ? comm.order.num_local - 1 : comm.nranks - 1;
+}
+
+// Mode FORWARD, inside a node and between nodes. `num_more_ctas`: beside those that compute and push.
+template <class Params>
+class ForwardLaunchOf : public RankGemmLaunch {
  public:
-  ForwardLaunch(const GemmCall& call, const RankGemmPlan& plan, const RankComm& comm)
-      : kernel_(find_kernel(call.dtype == MK_DTYPE_FP16 ? cuda_kernels_fp16() : cuda_kernels_bf16(),
-                            RANK_GEMM_TILES, plan.gemm, call.b_layout == MK_LAYOUT_NK)),
-        num_ctas_(plan.plan.compute_ctas + plan.plan.copy_ctas),
+  ForwardLaunchOf(const RankGemmTable<Params>& table, int num_more_ctas, const GemmCall& call,
+                  const RankGemmPlan& plan, const RankComm& comm)
+      : kernel_(find_kernel(table, RANK_GEMM_TILES, plan.gemm, call.b_layout == MK_LAYOUT_NK)),
+        num_ctas_(plan.plan.compute_ctas + plan.plan.copy_ctas + num_more_ctas),
         own_rows_(rows_count(call.m, comm.nranks, comm.rank)) {
     fill_gather(call, plan, comm, &params_);
     params_.tiles = tiles_of(call, plan);
-    params_.order = {std::max(1, plan.tile_rows), plan.merged ? 0 : comm.nranks - 1};
+    params_.order = {std::max(1, plan.tile_rows), num_in_turn(plan, comm)};
     params_.push_order = {plan.merged ? 0 : params_.order.tile_rows,
                           std::max(1, params_.order.num_in_turn) * plan.plan.chunk_rows / plan.gemm.block_m,
                           params_.tiles.group_m, std::max(1, params_.tiles.num_n_tiles),
@@ -91,7 +100,6 @@ class ForwardLaunch final : public RankGemmLaunch {
            fill(&params_.map_gathered[1], area + comm.bank_bytes, ld) &&
            fill(&params_.map_gathered[MAP_OF_OUTPUT], area, ld_of_output(call));
   }
-  PeerOutput peer_output(const GemmCall& call) const override { return gathered_output(call); }
 
   cudaError_t enqueue(const GemmCall& call, const LaunchDetails& details, cudaStream_t stream) override {
     if (!move_load(call, own_rows_, &params_.load)) return cudaErrorInvalidValue;
@@ -105,10 +113,36 @@ class ForwardLaunch final : public RankGemmLaunch {
   }
 
  private:
-  const RankGemmKernel<CudaParams>& kernel_;
+  const RankGemmKernel<Params>& kernel_;
   const int num_ctas_;
   const int64_t own_rows_;
-  CudaParams params_{};
+
+ protected:
+  Params params_{};
+};
+
+class ForwardLaunch final : public ForwardLaunchOf<CudaParams> {
+ public:
+  ForwardLaunch(const GemmCall& call, const RankGemmPlan& plan, const RankComm& comm)
+      : ForwardLaunchOf(call.dtype == MK_DTYPE_FP16 ? cuda_kernels_fp16() : cuda_kernels_bf16(), 0, call, plan,
+                        comm) {}
+
+  PeerOutput peer_output(const GemmCall& call) const override { return gathered_output(call); }
+};
+
+// Rows reach a node once and are pushed on from where they arrived: not from anyone's output.
+class NetworkForwardLaunch final : public ForwardLaunchOf<NetworkParams> {
+ public:
+  NetworkForwardLaunch(const GemmCall& call, const RankGemmPlan& plan, const RankComm& comm)
+      : ForwardLaunchOf(call.dtype == MK_DTYPE_FP16 ? cuda_network_kernels_fp16() : cuda_network_kernels_bf16(),
+                        NUM_NETWORK_CTAS, call, plan, comm) {
+    params_.far_order = {params_.order.tile_rows, 0, 0};
+    if (plan.merged) return;
+    params_.far_order.num_near = comm.order.num_local - 1;
+    params_.far_order.num_far = comm.nranks - comm.order.num_local;
+  }
+
+  PeerOutput peer_output(const GemmCall&) const override { return {}; }
 };
 
 class WgradLaunch final : public RankGemmLaunch {
@@ -204,16 +238,20 @@ std::unique_ptr<RankGemmLaunch> make(const GemmCall& call, const RankGemmPlan& p
 
 }  // namespace
 
-cudaError_t cuda_prepare() {
+cudaError_t cuda_prepare(bool between_nodes) {
   cudaError_t error = prepare_table(cuda_kernels_bf16());
   if (error == cudaSuccess) error = prepare_table(cuda_kernels_fp16());
   if (error == cudaSuccess) error = prepare_table(wgrad_kernels_bf16());
   if (error == cudaSuccess) error = prepare_table(wgrad_kernels_fp16());
+  if (!between_nodes) return error;
+  if (error == cudaSuccess) error = prepare_table(cuda_network_kernels_bf16());
+  if (error == cudaSuccess) error = prepare_table(cuda_network_kernels_fp16());
   return error;
 }
 
 std::unique_ptr<RankGemmLaunch> make_cuda_launch(const GemmCall& call, const RankGemmPlan& plan,
                                                  const RankComm& comm) {
+  if (comm.order.num_rail_peers > 0) return make<NetworkForwardLaunch>(call, plan, comm);
   return call.mode == MK_ALLGATHER_WGRAD ? make<WgradLaunch>(call, plan, comm)
                                          : make<ForwardLaunch>(call, plan, comm);
 }

@@ -5,7 +5,8 @@
 
 namespace mk::allgather_gemm {
 
-cudaError_t cuda_prepare();
+// As rank_gemm_prepare.
+cudaError_t cuda_prepare(bool between_nodes);
 // As RankGemmLaunch::make.
 std::unique_ptr<RankGemmLaunch> make_cuda_launch(const GemmCall& call, const RankGemmPlan& plan,
                                                  const RankComm& comm);

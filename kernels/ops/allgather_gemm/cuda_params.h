@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// AllGather+GEMM on GPUs of one node: what its kernel is given.
+// AllGather+GEMM on GPUs: what its kernels are given.
 #pragma once
 
 #include <cuda.h>
@@ -39,6 +39,11 @@ struct CudaParams {
   int64_t a_pitch;        // bytes
   std::byte* a_gathered;  // or null
   int64_t a_gathered_pitch;
+};
+
+// Between nodes.
+struct NetworkParams : CudaParams {
+  NearFarTileOrder far_order;  // instead of `order`
 };
 
 }  // namespace mk::allgather_gemm

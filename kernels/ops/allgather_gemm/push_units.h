@@ -86,16 +86,18 @@ class PushUnits {
   }
 
   // Units with rows of a chunk's panel.
-  MK_HOST_DEVICE int expected(int chunk, int panel) const {
-    const int rows = min_of(chunk_rows_, rows_ - chunk * chunk_rows_);
+  MK_HOST_DEVICE int expected(int chunk, int panel) const { return expected(rows_, chunk, panel); }
+  // The same of a rank that has `num_rows` rows.
+  MK_HOST_DEVICE int expected(int num_rows, int chunk, int panel) const {
+    const int rows = min_of(chunk_rows_, num_rows - chunk * chunk_rows_);
     const int bytes = min_of(panel_bytes_, row_bytes_ - panel * panel_bytes_);
     return (rows + unit_rows_ - 1) / unit_rows_ * ((bytes + unit_columns_ - 1) / unit_columns_);
   }
 
- private:
   MK_HOST_DEVICE static int min_of(int a, int b) { return a < b ? a : b; }
   MK_HOST_DEVICE static int max_of(int a, int b) { return a > b ? a : b; }
 
+ private:
   const PushOrder order_;
   const int rows_;
   const int chunk_rows_;

@@ -16,6 +16,7 @@ using CudaTable = RankGemmTable<CudaParams>;
 const CudaTable& cuda_kernels_bf16();
 const CudaTable& cuda_kernels_fp16();
 
+// Kernels between nodes have another order of owners (cuda_network_kernel.cuh).
 // The next ranks first, this one last. One-shot: every rank owns all rows.
 __device__ __forceinline__ int owner_at(const CudaParams& params, int position) {
   if (params.reduction == Reduction::one_shot) return params.comm.rank;
@@ -34,8 +35,8 @@ __device__ __forceinline__ int rows_of(const CudaParams& params, int owner) {
   return min(params.max_rows, params.m - first_row_of(params, owner));
 }
 
-template <class Config>
-__device__ __forceinline__ void produce(MainloopStorage<Config>& smem, const CudaParams& params) {
+template <class Config, class Params>
+__device__ __forceinline__ void produce(MainloopStorage<Config>& smem, const Params& params) {
   ptx::prefetch_tensormap(&params.load.map_a);
   ptx::prefetch_tensormap(&params.load.map_b);
   RankTileCursor tiles(params.tiles, blockIdx.x, order_of(params));
@@ -186,16 +187,14 @@ struct PartialPiece {
   int begin;  // bytes
 };
 
-// A partial tile from the staging memory to its owner.
+// A partial tile from the staging memory to `to`, its place at its owner.
 template <class Config, class Push>
-__device__ __forceinline__ void push_partial(const RankLaunch& launch, const CudaParams& params, Push& push,
-                                             int warp, const TileWork& work, int owner, int tile,
-                                             int num_rows) {
+__device__ __forceinline__ void push_partial(const CudaParams& params, Push& push, int warp,
+                                             const TileWork& work, std::byte* to, int num_rows) {
   constexpr int PACED_PIECE_BYTES = 1024;
   const int piece_bytes = params.is_paced ? PACED_PIECE_BYTES : Push::PIECE_BYTES;
   const int num_bytes = (num_rows + 15) / 16 * slab_bytes<Config::BLOCK_N>(element_bytes_of(params.comm_type));
   const std::byte* from = staged_tile<Config>(params, work.ordinal % NUM_STAGED_TILES);
-  std::byte* to = launch.area(owner, slot_offset<Config>(params, params.comm.rank, tile));
   int next_begin = warp * piece_bytes;
   push.template move<PartialPiece>(
       [&](PartialPiece* piece) {
@@ -292,7 +291,8 @@ __device__ __forceinline__ void push_tiles(const RankLaunch& launch, const CudaP
     const Tracer tracer(params.comm.trace, TRACE_COPY + warp);
     tracer.begin(TraceKind::copy, trace_tile(work), owner);
     if (owner != rank) {
-      push_partial<Config>(launch, params, push, warp, work, owner, tile, num_rows);
+      push_partial<Config>(params, push, warp, work,
+                           launch.area(owner, slot_offset<Config>(params, rank, tile)), num_rows);
     } else {
       push_finished<Config>(launch, params, push, warp,
                             first_row_of(params, rank) + place.index * Config::BLOCK_M, num_rows,

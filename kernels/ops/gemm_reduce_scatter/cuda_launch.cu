@@ -6,16 +6,19 @@
 #include "kernels/cuda/gemm_type.h"
 #include "kernels/cuda/rank_gemm_params.h"
 #include "kernels/ops/gemm_reduce_scatter/cuda_kernel.cuh"
+#include "kernels/ops/gemm_reduce_scatter/cuda_network_kernel.cuh"
 
 namespace mk::gemm_reduce_scatter {
 namespace {
 
-class CudaLaunch final : public RankGemmLaunch {
+// Inside a node and between nodes. `num_more_ctas`: beside those that compute.
+template <class Params>
+class ReductionLaunchOf : public RankGemmLaunch {
  public:
-  CudaLaunch(const GemmCall& call, const RankGemmPlan& plan, const RankComm& comm)
-      : kernel_(find_kernel(call.dtype == MK_DTYPE_FP16 ? cuda_kernels_fp16() : cuda_kernels_bf16(),
-                            RANK_GEMM_TILES, plan.gemm, call.b_layout == MK_LAYOUT_NK)),
-        num_ctas_(plan.plan.compute_ctas),
+  ReductionLaunchOf(const RankGemmTable<Params>& table, int num_more_ctas, const GemmCall& call,
+                    const RankGemmPlan& plan, const RankComm& comm)
+      : kernel_(find_kernel(table, RANK_GEMM_TILES, plan.gemm, call.b_layout == MK_LAYOUT_NK)),
+        num_ctas_(plan.plan.compute_ctas + num_more_ctas),
         max_rows_(plan.reduction == Reduction::one_shot ? call.m : ceil_div(call.m, comm.nranks)) {
     params_.comm = comm;
     params_.tiles = tiles_of(call, plan);
@@ -39,15 +42,6 @@ class CudaLaunch final : public RankGemmLaunch {
                      comm.memory[comm.rank] + comm.arena, &params_.load);
   }
 
-  // Two-shot, owners distribute rows of C, in pieces of 16 bytes. Every other output is written by its rank
-  // alone; so is one that is added to.
-  PeerOutput peer_output(const GemmCall& call) const override {
-    const int64_t bytes = element_bytes(call.out_dtype);
-    const bool is_whole = call.m > 0 && call.n > 0 && call.n * bytes % 16 == 0 && call.ldc * bytes % 16 == 0;
-    if (params_.reduction != Reduction::two_shot || call.accumulate || !is_whole) return {};
-    return {call.c, static_cast<size_t>(((call.m - 1) * call.ldc + call.n) * bytes), call.ldc};
-  }
-
   cudaError_t enqueue(const GemmCall& call, const LaunchDetails& details, cudaStream_t stream) override {
     if (!move_load(call, call.m, &params_.load)) return cudaErrorInvalidValue;
     move_epilogue(call, &params_.output);
@@ -56,24 +50,66 @@ class CudaLaunch final : public RankGemmLaunch {
   }
 
  private:
-  const RankGemmKernel<CudaParams>& kernel_;
+  const RankGemmKernel<Params>& kernel_;
   const int num_ctas_;
   const int64_t max_rows_;  // of an owner
-  CudaParams params_{};
+
+ protected:
+  Params params_{};
 };
+
+class ReductionLaunch final : public ReductionLaunchOf<CudaParams> {
+ public:
+  ReductionLaunch(const GemmCall& call, const RankGemmPlan& plan, const RankComm& comm)
+      : ReductionLaunchOf(call.dtype == MK_DTYPE_FP16 ? cuda_kernels_fp16() : cuda_kernels_bf16(), 0, call,
+                          plan, comm) {}
+
+  // Two-shot, owners distribute rows of C, in pieces of 16 bytes. Every other output is written by its rank
+  // alone; so is one that is added to.
+  PeerOutput peer_output(const GemmCall& call) const override {
+    const int64_t bytes = element_bytes(call.out_dtype);
+    const bool is_whole = call.m > 0 && call.n > 0 && call.n * bytes % 16 == 0 && call.ldc * bytes % 16 == 0;
+    if (params_.reduction != Reduction::two_shot || call.accumulate || !is_whole) return {};
+    return {call.c, static_cast<size_t>(((call.m - 1) * call.ldc + call.n) * bytes), call.ldc};
+  }
+};
+
+class NetworkReductionLaunch final : public ReductionLaunchOf<NetworkParams> {
+ public:
+  NetworkReductionLaunch(const GemmCall& call, const RankGemmPlan& plan, const RankComm& comm)
+      : ReductionLaunchOf(
+            call.dtype == MK_DTYPE_FP16 ? cuda_network_kernels_fp16() : cuda_network_kernels_bf16(),
+            plan.plan.reduce_ctas + NUM_NETWORK_CTAS, call, plan, comm) {
+    params_.network = plan.network;
+    params_.reducers = plan.reducers;
+  }
+
+  // Each output is written by its rank alone.
+  PeerOutput peer_output(const GemmCall&) const override { return {}; }
+};
+
+template <class Launch>
+std::unique_ptr<RankGemmLaunch> make(const GemmCall& call, const RankGemmPlan& plan, const RankComm& comm) {
+  auto launch = std::make_unique<Launch>(call, plan, comm);
+  if (!launch->fill_maps(call, plan)) return nullptr;
+  return launch;
+}
 
 }  // namespace
 
-cudaError_t cuda_prepare() {
-  const cudaError_t error = prepare_table(cuda_kernels_bf16());
-  return error != cudaSuccess ? error : prepare_table(cuda_kernels_fp16());
+cudaError_t cuda_prepare(bool between_nodes) {
+  cudaError_t error = prepare_table(cuda_kernels_bf16());
+  if (error == cudaSuccess) error = prepare_table(cuda_kernels_fp16());
+  if (!between_nodes) return error;
+  if (error == cudaSuccess) error = prepare_table(cuda_network_kernels_bf16());
+  if (error == cudaSuccess) error = prepare_table(cuda_network_kernels_fp16());
+  return error;
 }
 
 std::unique_ptr<RankGemmLaunch> make_cuda_launch(const GemmCall& call, const RankGemmPlan& plan,
                                                  const RankComm& comm) {
-  auto launch = std::make_unique<CudaLaunch>(call, plan, comm);
-  if (!launch->fill_maps(call, plan)) return nullptr;
-  return launch;
+  return comm.order.num_rail_peers > 0 ? make<NetworkReductionLaunch>(call, plan, comm)
+                                       : make<ReductionLaunch>(call, plan, comm);
 }
 
 }  // namespace mk::gemm_reduce_scatter

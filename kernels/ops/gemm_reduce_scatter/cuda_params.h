@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
-// GEMM+ReduceScatter and GEMM+AllReduce on GPUs of one node: what their kernel is given.
+// GEMM+ReduceScatter and GEMM+AllReduce on GPUs: what their kernels are given.
 #pragma once
 
 #include "kernels/device/gemm_epilogue_params.h"
 #include "kernels/device/load_params.h"
 #include "kernels/device/rank_comm.h"
 #include "kernels/device/rank_tiles.h"
+#include "kernels/ops/gemm_reduce_scatter/network_schedule.h"
 #include "kernels/ops/gemm_reduce_scatter/reduction.h"
 
 namespace mk::gemm_reduce_scatter {
@@ -27,6 +28,12 @@ struct CudaParams {
   int64_t gather_begin;   // finished rows in the receive area
   int64_t gather_pitch;
   bool is_paced;  // pushes leave the links free most of the time
+};
+
+// Between nodes.
+struct NetworkParams : CudaParams {
+  NetworkSchedule network;
+  Reducers reducers;
 };
 
 }  // namespace mk::gemm_reduce_scatter

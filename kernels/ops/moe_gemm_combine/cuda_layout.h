@@ -26,7 +26,7 @@ struct CudaLayout {
   // flags do not suffice.
   MK_HOST_DEVICE int64_t bytes(int64_t received, int64_t sent) const {
     const int64_t most = received > sent ? received : sent;
-    const int64_t blocks = most / moe::BLOCK_ROWS + 2 * moe::CUDA_MAX_EXPERTS + 2 * MAX_LOCAL_RANKS;
+    const int64_t blocks = most / moe::BLOCK_ROWS + 2 * moe::CUDA_MAX_EXPERTS + 2 * MAX_GPU_RANKS;
     return blocks < HALF_FLAGS ? counts_bytes + (received + sent) * row_bytes : INT64_MAX;
   }
 };

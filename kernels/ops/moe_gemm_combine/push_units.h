@@ -18,8 +18,8 @@ struct Tables {
   uint32_t home_rows[moe::CUDA_MAX_EXPERTS + 1];
   uint32_t home_blocks[moe::CUDA_MAX_EXPERTS + 1];
   // By local expert and home: where that home has its rows of the expert, and their blocks.
-  uint32_t peer_rows[moe::CUDA_MAX_EXPERTS + MAX_LOCAL_RANKS];
-  uint32_t peer_blocks[moe::CUDA_MAX_EXPERTS + MAX_LOCAL_RANKS];
+  uint32_t peer_rows[moe::CUDA_MAX_EXPERTS + MAX_GPU_RANKS];
+  uint32_t peer_blocks[moe::CUDA_MAX_EXPERTS + MAX_GPU_RANKS];
 };
 
 // A local expert's numbers, yet to be summed.

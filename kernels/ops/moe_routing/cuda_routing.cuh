@@ -15,7 +15,7 @@ template <int NUM_THREADS>
 struct CountingStorage {
   static constexpr int NUM_WARPS = NUM_THREADS / 32;
   static constexpr int MAX_BLOCK_WORDS =
-      sizeof(CountsHead) / 4 + 2 * CUDA_MAX_EXPERTS + 2 * MAX_LOCAL_RANKS + 2 + 4;
+      sizeof(CountsHead) / 4 + 2 * CUDA_MAX_EXPERTS + 2 * MAX_GPU_RANKS + 2 + 4;
   uint32_t taken[NUM_WARPS][CUDA_MAX_EXPERTS];  // rows of the warp's items so far, by expert
   alignas(16) uint32_t block[MAX_BLOCK_WORDS];
   bool is_last;

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: MIT
+// A rank as the CUDA executor has it, on a GPU that is not there.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "../transport/harness.h"
+#include "kernels/cuda/cuda_rank.h"
+
+namespace mk::test {
+
+class EmulatedGpu {
+ public:
+  explicit EmulatedGpu(Rank& rank) : rank_(rank) {}
+
+  Status set_up(int num_ctas, size_t bank_bytes, int64_t wait_timeout_ms = 60000) {
+    EndpointOptions options;
+    options.fifo_capacity = 16;
+    options.idle = {std::chrono::microseconds(0), std::chrono::microseconds(200)};
+    MK_RETURN_IF_ERROR(rank_.connect(std::move(options)));
+    mk_comm_config_t config = MK_COMM_CONFIG_INIT;
+    config.wait_timeout_ms = wait_timeout_ms;
+    context_.emplace(ExecutorContext{rank_.topology,
+                                     rank_.exchange,
+                                     rank_.abort,
+                                     rank_.endpoint.get(),
+                                     config,
+                                     {},
+                                     {},
+                                     [this](const mk_async_error_t& error, const std::string& sentence) {
+                                       std::lock_guard lock(mutex_);
+                                       error_ = error;
+                                       sentence_ = sentence;
+                                     },
+                                     {},
+                                     {},
+                                     {}});
+    auto made = CudaRank::make(*context_, 0, num_ctas, Deadline::after(rank_.timeout));
+    if (!made.ok()) return made.status();
+    gpu_ = made.take();
+    const auto arena = gpu_->add_arena(bank_bytes, Deadline::after(rank_.timeout));
+    if (!arena.ok()) return arena.status();
+    arena_ = arena.value();
+    return {};
+  }
+
+  RankComm comm() const { return gpu_->comm(arena_); }
+  // Place in this rank's bank of a launch.
+  std::byte* area(uint64_t epoch, size_t offset) const {
+    return comm().memory[rank_.rank] + arena_.offset + static_cast<size_t>(bank_of(epoch)) * arena_.bank_bytes +
+           offset;
+  }
+  Rank& rank() { return rank_; }
+
+  // What the rank has reported, after a look.
+  mk_async_error_t error() {
+    gpu_->look();
+    std::lock_guard lock(mutex_);
+    return error_;
+  }
+  std::string sentence() {
+    gpu_->look();
+    std::lock_guard lock(mutex_);
+    return sentence_;
+  }
+  uint64_t epoch() const { return gpu_->epoch(); }
+  bool is_idle() const { return gpu_->idle(); }
+  static bool is_clean(const LaunchState& state) {
+    const bool counts = std::all_of(std::begin(state.counts), std::end(state.counts),
+                                    [](uint32_t count) { return count == 0; });
+    return counts && state.running == 0 && state.num_exited == 0 && state.push_ticket == 0 &&
+           state.gather_ticket == 0;
+  }
+
+ private:
+  Rank& rank_;
+  std::optional<ExecutorContext> context_;
+  std::unique_ptr<CudaRank> gpu_;
+  CudaRank::Arena arena_{};
+  std::mutex mutex_;
+  mk_async_error_t error_ = MK_ASYNC_ERROR_INIT;
+  std::string sentence_;
+};
+
+}  // namespace mk::test

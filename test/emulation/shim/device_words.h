@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: MIT
+// Included before everything else: CUDA's words for code that runs on emulated warps.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+
+#include "../warps.h"
+
+#undef __forceinline__
+#define __forceinline__ inline
+#undef __launch_bounds__
+#define __launch_bounds__(...)
+#undef __grid_constant__
+#define __grid_constant__
+
+#define threadIdx (::emulation::thread_idx())
+#define blockIdx (::emulation::block_idx())
+#define blockDim (::emulation::block_dim())
+#define gridDim (::emulation::grid_dim())
+
+using std::max;
+using std::min;
+
+template <class T>
+T __shfl_sync(uint32_t, T value, int lane) {
+  uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof value);
+  const uint64_t found = emulation::exchange(bits).of[lane];
+  std::memcpy(&value, &found, sizeof value);
+  return value;
+}
+inline uint32_t __ballot_sync(uint32_t, bool value) {
+  const emulation::Values all = emulation::exchange(value ? 1 : 0);
+  uint32_t bits = 0;
+  for (int lane = 0; lane < 32; ++lane) bits |= static_cast<uint32_t>(all.of[lane]) << lane;
+  return bits;
+}
+inline bool __any_sync(uint32_t mask, bool value) { return __ballot_sync(mask, value) != 0; }
+inline bool __all_sync(uint32_t mask, bool value) { return __ballot_sync(mask, value) == mask; }
+inline void __syncwarp() { emulation::exchange(0); }
+inline void __syncthreads() { emulation::sync_cta(); }
+inline void __nanosleep(unsigned) { emulation::pause(); }
+inline void __threadfence_block() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+inline int __ffs(int value) { return __builtin_ffs(value); }
+inline int __popc(uint32_t value) { return std::popcount(value); }
+inline long long clock64() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
+
+template <class T, class U>
+T atomicAdd(T* address, U value) {
+  return __atomic_fetch_add(address, static_cast<T>(value), __ATOMIC_RELAXED);
+}
+template <class T, class U>
+T atomicExch(T* address, U value) {
+  return __atomic_exchange_n(address, static_cast<T>(value), __ATOMIC_RELAXED);
+}
+template <class T, class U, class V>
+T atomicCAS(T* address, U expected, V value) {
+  T seen = static_cast<T>(expected);
+  __atomic_compare_exchange_n(address, &seen, static_cast<T>(value), false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+  return seen;
+}
+template <class T, class U>
+T atomicMax(T* address, U value) {
+  T seen = __atomic_load_n(address, __ATOMIC_RELAXED);
+  while (seen < static_cast<T>(value) &&
+         !__atomic_compare_exchange_n(address, &seen, static_cast<T>(value), false, __ATOMIC_RELAXED,
+                                      __ATOMIC_RELAXED)) {
+  }
+  return seen;
+}

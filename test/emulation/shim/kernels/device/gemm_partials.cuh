@@ -1,0 +1,3 @@
+// SPDX-License-Identifier: MIT
+// Nothing of a product runs on the host.
+#pragma once

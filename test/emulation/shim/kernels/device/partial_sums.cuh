@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: MIT
+// Sums of partial tiles on the host: a slab is 16 rows of BLOCK_N numbers, one row after the other; fp32 alone.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "kernels/device/gemm_epilogue_params.h"
+#include "shim/device_words.h"
+
+namespace mk {
+
+template <int NUM_>
+struct EpilogueBuffers {
+  uint8_t rows[NUM_][16];
+};
+
+template <int BLOCK_N>
+constexpr int slab_bytes(int element_bytes) {
+  return 16 * BLOCK_N * element_bytes;
+}
+
+struct PartialSlabs {
+  const std::byte* first;
+  int64_t slot_bytes;
+  int nranks;
+  float sum(int index) const {
+    float total = 0;
+    for (int source = 0; source < nranks; ++source) {
+      float value;
+      std::memcpy(&value, first + source * slot_bytes + index * 4, sizeof value);
+      total += value;
+    }
+    return total;
+  }
+};
+
+template <int BLOCK_N>
+void sum_slab(const PartialSlabs& slabs, GemmType, std::byte* to) {
+  for (int index = static_cast<int>(threadIdx.x % 32); index < 16 * BLOCK_N; index += 32) {
+    const float sum = slabs.sum(index);
+    std::memcpy(to + index * 4, &sum, sizeof sum);
+  }
+}
+
+template <int BLOCK_N>
+void finish_slab(const PartialSlabs& slabs, GemmType, const EpilogueParams& output, bool, EpilogueBuffers<1>&,
+                 int row, int row_end, int column) {
+  for (int index = static_cast<int>(threadIdx.x % 32); index < 16 * BLOCK_N; index += 32) {
+    const int m = row + index / BLOCK_N, n = column + index % BLOCK_N;
+    if (m < row_end && n < output.n) static_cast<float*>(output.c)[m * output.ldc + n] = slabs.sum(index);
+  }
+}
+
+}  // namespace mk

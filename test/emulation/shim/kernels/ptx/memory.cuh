@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: MIT
+// kernels/ptx/memory.cuh on the host.
+#pragma once
+
+#include "shim/device_words.h"
+
+namespace mk::ptx {
+
+#define MK_EMULATED_LOAD(name, type, order) \
+  inline type name(const type* address) { return __atomic_load_n(address, order); }
+MK_EMULATED_LOAD(ld_acquire_gpu, uint32_t, __ATOMIC_ACQUIRE)
+MK_EMULATED_LOAD(ld_acquire_gpu, uint64_t, __ATOMIC_ACQUIRE)
+MK_EMULATED_LOAD(ld_acquire_sys, uint32_t, __ATOMIC_ACQUIRE)
+MK_EMULATED_LOAD(ld_acquire_sys, uint64_t, __ATOMIC_ACQUIRE)
+MK_EMULATED_LOAD(ld_relaxed_gpu, uint32_t, __ATOMIC_RELAXED)
+MK_EMULATED_LOAD(ld_relaxed_gpu, uint64_t, __ATOMIC_RELAXED)
+MK_EMULATED_LOAD(ld_relaxed_sys, uint32_t, __ATOMIC_RELAXED)
+MK_EMULATED_LOAD(ld_relaxed_sys, uint64_t, __ATOMIC_RELAXED)
+#undef MK_EMULATED_LOAD
+
+#define MK_EMULATED_STORE(name, type, order) \
+  inline void name(type* address, type value) { __atomic_store_n(address, value, order); }
+MK_EMULATED_STORE(st_release_gpu, uint32_t, __ATOMIC_RELEASE)
+MK_EMULATED_STORE(st_release_sys, uint32_t, __ATOMIC_RELEASE)
+MK_EMULATED_STORE(st_release_sys, uint64_t, __ATOMIC_RELEASE)
+MK_EMULATED_STORE(st_relaxed_gpu, uint32_t, __ATOMIC_RELAXED)
+MK_EMULATED_STORE(st_relaxed_gpu, uint64_t, __ATOMIC_RELAXED)
+MK_EMULATED_STORE(st_relaxed_sys, uint32_t, __ATOMIC_RELAXED)
+MK_EMULATED_STORE(st_relaxed_sys, uint64_t, __ATOMIC_RELAXED)
+#undef MK_EMULATED_STORE
+
+inline void st_relaxed_sys_v2(uint64_t* address, uint64_t first, uint64_t second) {
+  st_relaxed_sys(address, first);
+  st_relaxed_sys(address + 1, second);
+}
+inline uint64_t atom_relaxed_gpu_add(uint64_t* address, uint64_t value) {
+  return __atomic_fetch_add(address, value, __ATOMIC_RELAXED);
+}
+inline uint32_t atom_acq_rel_gpu_add(uint32_t* address, uint32_t value) {
+  return __atomic_fetch_add(address, value, __ATOMIC_ACQ_REL);
+}
+inline void red_release_gpu_max(uint64_t* address, uint64_t value) {
+  uint64_t seen = __atomic_load_n(address, __ATOMIC_RELAXED);
+  while (seen < value &&
+         !__atomic_compare_exchange_n(address, &seen, value, false, __ATOMIC_RELEASE, __ATOMIC_RELAXED)) {
+  }
+}
+inline void fence_acq_rel_gpu() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+inline void fence_acq_rel_sys() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+inline void fence_proxy_async_shared_cta() {}
+inline void fence_proxy_async_global() {}
+
+}  // namespace mk::ptx

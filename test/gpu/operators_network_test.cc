@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: MIT
+// AllGather+GEMM and GEMM+ReduceScatter between emulated nodes on GPUs, over rc and srd (emulated NICs, calm
+// and nasty) and over ofi: every launch on new operands and checked in full; tails, few rows, nothing to send;
+// replays of a captured launch; many launches in a row; what is not built between nodes is refused, and the
+// communicator goes on.
+//
+//   operators_network_test [--ranks N] [--quick]      MK_TEST_TRANSPORT=rc: over this one alone
+#include <dlfcn.h>
+
+#include "operators_run.h"
+
+namespace {
+
+using namespace operators;
+
+Tally tally;
+
+struct Transport {
+  const char* name;
+  std::vector<std::pair<const char*, const char*>> environment;
+};
+
+const std::vector<const char*> VARIABLES = {"MK_SOFTNIC_KIND", "MK_SOFTNIC_SEED", "MK_SOFTNIC_NICS",
+                                            "MK_IB_SIGNAL"};
+
+// Emulated NICs, or libfabric.
+bool is_there(const Transport& transport) {
+  if (std::strcmp(transport.name, "ofi") == 0) return dlopen("libfabric.so.1", RTLD_NOW) != nullptr;
+  const char* const library = std::getenv("MK_VERBS_LIBRARY");
+  return library != nullptr && access(library, R_OK) == 0;
+}
+
+std::vector<Transport> transports() {
+  const std::vector<Transport> all = {
+      {"rc", {{"MK_SOFTNIC_KIND", "ib"}}},
+      {"rc", {{"MK_SOFTNIC_KIND", "roce"}, {"MK_SOFTNIC_SEED", "5"}, {"MK_SOFTNIC_NICS", "2"}}},
+      {"rc", {{"MK_SOFTNIC_KIND", "ib"}, {"MK_IB_SIGNAL", "completion"}}},
+      {"srd", {{"MK_SOFTNIC_KIND", "efa"}}},
+      {"srd", {{"MK_SOFTNIC_KIND", "efa"}, {"MK_SOFTNIC_SEED", "7"}, {"MK_SOFTNIC_NICS", "2"}}},
+      {"ofi", {}}};
+  const char* const wanted = std::getenv("MK_TEST_TRANSPORT");
+  std::vector<Transport> chosen;
+  for (const Transport& transport : all) {
+    if (wanted != nullptr && std::strcmp(wanted, transport.name) != 0) continue;
+    if (is_there(transport)) {
+      chosen.push_back(transport);
+    } else {
+      tally.say(text("%s: left out: no %s", transport.name,
+                     std::strcmp(transport.name, "ofi") == 0 ? "libfabric" : "MK_VERBS_LIBRARY"));
+    }
+  }
+  return chosen;
+}
+
+std::string describe(const Transport& transport) {
+  std::string words = transport.name;
+  for (const auto& [name, value] : transport.environment) words += text(" %s=%s", name, value);
+  return words;
+}
+
+void set_transport(const Transport& transport) {
+  for (const char* const name : VARIABLES) unsetenv(name);
+  for (const auto& [name, value] : transport.environment) setenv(name, value, 1);
+}
+
+// Node of each rank.
+std::vector<std::vector<int32_t>> splits(int nranks) {
+  switch (nranks) {
+    case 2:
+      return {{0, 1}};
+    case 3:
+      return {{0, 0, 1}, {0, 1, 2}};
+    case 4:
+      return {{0, 0, 1, 1}, {0, 1, 0, 1}, {0, 1, 2, 3}, {0, 0, 0, 1}};
+    default: {
+      std::vector<std::vector<int32_t>> found(2);
+      for (int rank = 0; rank < nranks; ++rank) {
+        found[0].push_back(rank * 2 / nranks);
+        found[1].push_back(rank / 2);
+      }
+      return found;
+    }
+  }
+}
+
+std::string describe(const std::vector<int32_t>& nodes) {
+  std::string words;
+  for (const int32_t node : nodes) words += text("%s%d", words.empty() ? "" : ",", node);
+  return words;
+}
+
+std::vector<Problem> problems(bool quick) {
+  constexpr mk_operator_t AG = MK_OPERATOR_ALLGATHER_GEMM;
+  constexpr mk_operator_t RS = MK_OPERATOR_GEMM_REDUCE_SCATTER;
+  std::vector<Problem> all = {
+      {.op = AG, .m = 1024, .n = 520, .k = 776},
+      {.op = AG, .m = 100, .n = 264, .k = 72, .gathered = true},
+      {.op = AG,
+       .m = 2500,
+       .n = 1031,
+       .k = 1000,
+       .transposed = true,
+       .dtype = MK_DTYPE_FP16,
+       .out = MK_DTYPE_FP32,
+       .accumulate = true,
+       .bias = true,
+       .gathered = true},
+      {.op = AG, .m = 0, .n = 64, .k = 64},
+      {.op = AG, .m = 700, .n = 64, .k = 0},
+      {.op = AG, .m = 3, .n = 24, .k = 8},
+      {.op = AG, .m = 8192, .n = 2048, .k = 2048},
+      {.op = RS, .m = 1024, .n = 520, .k = 776},
+      {.op = RS, .m = 100, .n = 264, .k = 72},
+      {.op = RS,
+       .m = 2500,
+       .n = 1031,
+       .k = 1000,
+       .transposed = true,
+       .dtype = MK_DTYPE_FP16,
+       .out = MK_DTYPE_FP32,
+       .accumulate = true,
+       .bias = true},
+      {.op = RS, .m = 0, .n = 64, .k = 64},
+      {.op = RS, .m = 700, .n = 64, .k = 0},
+      {.op = RS, .m = 3, .n = 24, .k = 8},
+      {.op = RS, .m = 4096, .n = 4096, .k = 1024},
+  };
+  if (!quick) {
+    all.push_back({.op = AG, .m = 1, .n = 128, .k = 64, .gathered = true});
+    all.push_back({.op = AG, .m = 700, .n = 0, .k = 64, .gathered = true});
+    all.push_back({.op = AG, .m = 4096, .n = 264, .k = 4096, .gathered = true});
+    all.push_back({.op = AG, .m = 16384, .n = 4096, .k = 4096});
+    all.push_back({.op = RS, .m = 700, .n = 0, .k = 64});
+    all.push_back({.op = RS, .m = 16384, .n = 8192, .k = 1024});
+    all.push_back({.op = RS, .m = 1000, .n = 520, .k = 776, .comm = MK_DTYPE_FP32});
+  }
+  return all;
+}
+
+void check_verdict(const Rank& rank, const Wrong& wrong, const std::string& what) {
+  tally.check(wrong.count == 0, text("rank %d: %s: launch %d: %s", rank.rank, what.c_str(), wrong.label,
+                                     describe(wrong).c_str()));
+}
+
+// One after the other, the host waiting for each; then in a row.
+void run_problem(Rank& rank, Watchdog& watchdog, const Problem& problem, const std::string& where,
+                 int in_a_row) {
+  const std::string what = where + ": " + describe(problem, rank.nranks);
+  watchdog.stage(rank.rank, what, 60, rank.comm);
+  const Bench bench(rank, problem);
+  Leash leash(8);
+  rank.meet();
+  for (int launch = 0; launch < 3; ++launch) {
+    bench.launch(rank.stream, launch);
+    rank.synchronize();
+    check_verdict(rank, bench.verdict(rank.stream), what);
+    rank.meet();
+  }
+  for (int launch = 0; launch < in_a_row; ++launch) {
+    bench.launch(rank.stream, launch);
+    leash.mark(rank.stream);
+  }
+  rank.synchronize();
+  check_verdict(rank, bench.verdict(rank.stream), what + ", in a row");
+  rank.meet();
+}
+
+void run_captured(Rank& rank, Watchdog& watchdog, const std::string& where, int replays) {
+  const Problem problem = {.op = MK_OPERATOR_ALLGATHER_GEMM, .m = 1500, .n = 520, .k = 776, .gathered = true};
+  const std::string what = where + ": captured";
+  watchdog.stage(rank.rank, what, 60, rank.comm);
+  const Bench bench(rank, problem);
+  rank.meet();
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t replay = nullptr;
+  require_cuda(cudaStreamBeginCapture(rank.stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+  bench.launch(rank.stream);
+  require_cuda(cudaStreamEndCapture(rank.stream, &graph), "cudaStreamEndCapture");
+  require_cuda(cudaGraphInstantiate(&replay, graph, 0), "cudaGraphInstantiate");
+  require_cuda(cudaGraphDestroy(graph), "cudaGraphDestroy");
+  require_cuda(cudaGraphUpload(replay, rank.stream), "cudaGraphUpload");
+  require_cuda(cudaStreamSynchronize(rank.stream), "cudaGraphUpload");
+  rank.meet();
+  Leash leash(8);
+  for (int i = 0; i < replays; ++i) {
+    require_cuda(cudaGraphLaunch(replay, rank.stream), "cudaGraphLaunch");
+    leash.mark(rank.stream);
+  }
+  rank.synchronize();
+  check_verdict(rank, bench.verdict(rank.stream), what);
+  rank.meet();
+  require_cuda(cudaGraphExecDestroy(replay), "cudaGraphExecDestroy");
+}
+
+// Refused before anything happens, by every rank.
+void run_refused(Rank& rank, Watchdog& watchdog, const std::string& where) {
+  watchdog.stage(rank.rank, where + ": refused", 30, rank.comm);
+  const auto check = [&](const char* name, mk_status_t status) {
+    tally.check(status == MK_ERROR_UNSUPPORTED && std::strstr(mk_get_last_error(rank.comm), "between nodes"),
+                text("rank %d: %s: %s gave %s: %s", rank.rank, where.c_str(), name, mk_status_string(status),
+                     mk_get_last_error(rank.comm)));
+  };
+  mk_gemm_maxima_t gemm = MK_GEMM_MAXIMA_INIT;
+  gemm.m = 512, gemm.n = 512, gemm.k = 512;
+  gemm.dtype = gemm.out_dtype = MK_DTYPE_BF16;
+  check("an all-reduce", mk_gemm_allreduce_prepare(rank.comm, &gemm));
+  gemm.mode = MK_ALLGATHER_WGRAD;
+  check("mode WGRAD", mk_allgather_gemm_prepare(rank.comm, &gemm));
+  mk_moe_maxima_t moe = MK_MOE_MAXIMA_INIT;
+  moe.tokens = 64, moe.hidden = 128, moe.inter = 128, moe.experts = 2 * rank.nranks, moe.topk = 2;
+  check("a dispatch", mk_moe_dispatch_gemm_prepare(rank.comm, &moe));
+  check("a combine", mk_moe_gemm_combine_prepare(rank.comm, &moe));
+  mk_ring_attention_maxima_t attention = MK_RING_ATTENTION_MAXIMA_INIT;
+  attention.batch = 1, attention.seq = 512, attention.heads = attention.kv_heads = 2, attention.dim = 64;
+  check("attention", mk_ring_attention_prepare(rank.comm, &attention));
+  check("its backward", mk_ring_attention_backward_prepare(rank.comm, &attention));
+  rank.meet();
+}
+
+void run_split(const Options& options, Watchdog& watchdog, const Transport& transport,
+               const std::vector<int32_t>& nodes) {
+  set_transport(transport);
+  const std::string where = describe(transport) + ", nodes " + describe(nodes);
+  tally.say(where);
+  int num_devices = 0;
+  require_cuda(cudaGetDeviceCount(&num_devices), "cudaGetDeviceCount");
+  run_ranks(
+      options.nranks,
+      [&](Rank& rank) {
+        watchdog.stage(rank.rank, where + ": starting", 90, rank.comm);
+        load_pattern_kernels(rank.stream);
+        rank.meet();
+        mk_comm_info_t info = MK_COMM_INFO_INIT;
+        require(mk_comm_get_info(rank.comm, &info), "mk_comm_get_info", rank.comm);
+        tally.check(std::strcmp(info.transport, transport.name) == 0 && info.num_nodes > 1,
+                    text("rank %d: %s: transport %s, %d nodes", rank.rank, where.c_str(), info.transport,
+                         info.num_nodes));
+        for (const Problem& problem : problems(options.quick)) {
+          const bool is_large = problem.m * std::max(problem.n, problem.k) > (int64_t{1} << 23);
+          run_problem(rank, watchdog, problem, where, is_large ? 10 : options.quick ? 50 : 300);
+        }
+        run_refused(rank, watchdog, where);
+        run_captured(rank, watchdog, where, options.quick ? 50 : 300);
+        watchdog.stage(rank.rank, where + ": leaving", 60, rank.comm);
+      },
+      [&](mk_comm_config_t& config) {
+        config.node_of_rank = nodes.data();
+        config.transport = transport.name;
+        // Copies within one GPU may be kernels of the driver: some SMs are left to them.
+        if (num_devices < options.nranks) config.max_ctas -= 8;
+      });
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const Options options = start(argc, argv);
+  Watchdog watchdog(tally, options.nranks);
+  const std::vector<Transport> all = transports();
+  if (all.empty()) return 77;
+  for (const Transport& transport : all) {
+    for (const auto& nodes : splits(options.nranks)) run_split(options, watchdog, transport, nodes);
+  }
+  return tally.finish();
+}
