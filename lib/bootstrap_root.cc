@@ -54,8 +54,8 @@ Status compare(const CheckIn& first, const CheckIn& late) {
                            printable(first.build_id, kMaxBuildIdBytes).c_str()));
   }
   if (late.nranks != first.nranks) {
-    return mismatch(format("rank %u was started with %u ranks, rank %u with %u", late.rank, late.nranks,
-                           first.rank, first.nranks));
+    return mismatch(format("rank %u was started as one of %u ranks, rank %u as one of %u ranks", late.rank,
+                           late.nranks, first.rank, first.nranks));
   }
   if (late.config != first.config) {
     const auto [of_late, of_first] = first_difference(late.config, first.config);

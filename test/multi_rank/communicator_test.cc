@@ -368,7 +368,7 @@ TEST_CASE("configurations and job sizes that differ are named on every rank") {
       {"peer_timeout_ms", [](auto& config, int&, int&) { config.peer_timeout_ms = 7777; }},
       {"transport", [](auto& config, int&, int&) { config.transport = "loopback"; }},
       {"node_of_rank", [](auto& config, int&, int&) { config.node_of_rank = nodes; }},
-      {"4 ranks", [](auto&, int& nranks, int&) { nranks = 4; }},
+      {"one of 4 ranks", [](auto&, int& nranks, int&) { nranks = 4; }},
       {"rank 1", [](auto&, int&, int& rank) { rank = 1; }},
   };
   for (const Case& each : cases) {

@@ -2,6 +2,7 @@
 // The rules of RC: states, keys, ranges, queue limits, retries, errors and events.
 #include <arpa/inet.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -404,6 +405,28 @@ TEST_CASE("a queue pair and a device can fail by themselves") {
   REQUIRE(event.has_value());
   CHECK(event->event_type == IBV_EVENT_DEVICE_FATAL);
   CHECK(softnic_inject(pair.a.context, "no such fault", nullptr, 0) == EINVAL);
+}
+
+TEST_CASE("once a queue pair is destroyed nobody reads memory for it, although its NIC took no answer") {
+  for (const char* kind : {"ib", "efa"}) {
+    INFO(kind);
+    const Environment environment{{"KIND", kind}};
+    NodeOptions options;
+    options.bytes = 8 << 20;
+    Pair pair(options);
+    std::fill(pair.a.memory.begin(), pair.a.memory.end(), std::byte{1});
+    for (uint64_t number = 0; number < 64; ++number)
+      REQUIRE(pair.a.write(pair.to_b, 0, static_cast<uint32_t>(options.bytes), number) == 0);
+    REQUIRE(pair.a.wait().status == IBV_WC_SUCCESS);
+    REQUIRE(softnic_inject(pair.a.context, "vanish", nullptr, 0) == 0);
+    // The next answers come and are not heard; most requests are still to be read.
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    pair.a.destroy_qp();
+    std::fill(pair.a.memory.begin(), pair.a.memory.end(), std::byte{2});
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    pair.b.destroy_qp();
+    CHECK(std::count(pair.b.memory.begin(), pair.b.memory.end(), std::byte{2}) == 0);
+  }
 }
 
 TEST_CASE("a queue pair is destroyed only when its events are acknowledged") {

@@ -79,7 +79,7 @@ TEST_CASE("missing ranks are listed to every rank that came, by its deadline") {
   check_all(job, MK_ERROR_TIMEOUT, "ranks 3, 5-7 of 8 did not join within 0.7 s (init_timeout_ms)");
   for (auto& rank : job.ranks) {
     CHECK(rank->took >= milliseconds(400));  // the deadline is that of the first, others may start later
-    CHECK(rank->took < milliseconds(1700));
+    CHECK(rank->took < milliseconds(2700));  // and not that of another rank
   }
 }
 
@@ -96,48 +96,37 @@ TEST_CASE("a rank that comes after the job has failed hears why") {
   check_all(job, MK_ERROR_TIMEOUT, "rank 2 of 3 did not join within 0.3 s (init_timeout_ms)");
 }
 
-TEST_CASE("what ranks disagree on is named on every rank") {
+TEST_CASE("what ranks disagree on is named on every rank, whoever comes first") {
   Job job(4);
-  std::string expected;
+  std::vector<std::string> parts;
   SECTION("number of ranks") {
     job[3].nranks = 8;
-    expected = "rank 3 was started with 8 ranks, rank 0 with 4";
+    parts = {"rank 3", "as one of 8 ranks", "as one of 4 ranks"};
   }
   SECTION("configuration") {
     for (auto& rank : job.ranks) rank->options.config = "device=host;max_ctas=0;require_prepare=0";
     job[3].options.config = "device=host;max_ctas=64;require_prepare=0";
-    expected = "rank 3 has max_ctas=64, rank 0 has max_ctas=0";
+    parts = {"rank 3 has max_ctas=64", " has max_ctas=0"};
   }
   SECTION("version of the library") {
     job[3].options.abi_version = MK_VERSION + 1;
-    expected = format("rank 3 has version %d of the library, rank 0 version %d", MK_VERSION + 1, MK_VERSION);
+    parts = {"rank 3", format("version %d", MK_VERSION + 1), format("version %d", MK_VERSION),
+             "of the library"};
   }
   SECTION("build") {
     job[3].options.build_id = "0.1.0-abc";
-    expected = "rank 3 has build 0.1.0-abc of the library, rank 0 build test";
+    parts = {"rank 3", "build 0.1.0-abc", "build test", "of the library"};
   }
   SECTION("a rank given twice") {
     job[3].rank = 1;
-    expected = "rank 1 was given twice: two of the 4 callers joined with the same rank";
+    parts = {"rank 1 was given twice: two of the 4 callers joined with the same rank"};
   }
-  // Rank 3 comes last, so that it is the one that differs.
-  std::thread last([&] {
-    std::this_thread::sleep_for(milliseconds(200));
-    job.join_one(job[3]);
-  });
-  std::thread third([&] {
-    std::this_thread::sleep_for(milliseconds(50));
-    job.join_one(job[2]);
-  });
-  std::thread second([&] {
-    std::this_thread::sleep_for(milliseconds(50));
-    job.join_one(job[1]);
-  });
-  job.join_one(job[0]);
-  last.join();
-  third.join();
-  second.join();
-  check_all(job, MK_ERROR_MISMATCH, expected);
+  std::vector<std::thread> threads;
+  for (auto& rank : job.ranks) threads.emplace_back([&] { job.join_one(*rank); });
+  for (std::thread& thread : threads) thread.join();
+  check_all(job, MK_ERROR_MISMATCH, job[0].status.sentence());
+  CAPTURE(job[0].status.sentence());
+  for (const std::string& part : parts) CHECK(has(job[0].status, part));
 }
 
 TEST_CASE("without a root, the sentence names its address") {
@@ -158,7 +147,7 @@ TEST_CASE("without a root, the sentence names its address") {
     CHECK(has(status, address.text() + " within 0.5 s: no answer"));
   }
   CHECK(took >= milliseconds(400));
-  CHECK(took < milliseconds(1500));
+  CHECK(took < milliseconds(5000));
 }
 
 TEST_CASE("another program at the root's address is not mistaken for it") {
@@ -180,7 +169,7 @@ TEST_CASE("another program at the root's address is not mistaken for it") {
   talker.join();
   CHECK(status.code() == MK_ERROR_NETWORK);
   CHECK(has(status, address.text()));
-  CHECK(took < milliseconds(1500));
+  CHECK(took < milliseconds(5000));
 }
 
 TEST_CASE("a root with another secret says so at once, and its own job goes on") {
@@ -191,7 +180,7 @@ TEST_CASE("a root with another secret says so at once, and its own job goes on")
   const Status status = join_alone(encode_unique_id(stale), milliseconds(5000), &took);
   CHECK(status.code() == MK_ERROR_NETWORK);
   CHECK(has(status, "the root at " + stale.root.text() + " does not know the secret of this id"));
-  CHECK(took < milliseconds(1000));
+  CHECK(took < milliseconds(4000));
   job.join();
   REQUIRE(job.all_joined());
   CHECK(job.leave() == "");

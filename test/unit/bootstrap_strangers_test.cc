@@ -166,5 +166,5 @@ TEST_CASE("a silent stranger does not keep the root from answering by the deadli
   job.ranks.pop_back();
   job.join();
   CHECK(job[0].status.sentence() == "rank 1 of 2 did not join within 0.5 s (init_timeout_ms)");
-  CHECK(job[0].took < milliseconds(1500));
+  CHECK(job[0].took < milliseconds(4000));
 }

@@ -233,6 +233,7 @@ void Nic::clear(QueuePair* qp) {
   qp->num_retired = qp->num_receives_retired = 0;
   qp->rung = false;
   qp->sending.clear();
+  qp->unsettled.clear();
   qp->retries.clear();
   qp->next_unsent = qp->resume_ns = qp->expected_sequence = 0;
   qp->refused_attempt = -1;

@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <vector>
 
 #include "address.h"
@@ -108,6 +109,7 @@ struct QueuePair : ibv_qp_ex {
   uint32_t attempt = 0;
   std::map<uint64_t, std::vector<uint64_t>> retries;  // SRD: time, sequences
   bool failing = false;                               // a request failed: nothing more is sent
+  std::set<std::shared_ptr<Link>> unsettled;          // where requests that failed may still be read for
   bool quiescing = false;                             // the worker is to see that nobody reads for this QP
   bool discarding = false;                            // what is left is forgotten, not flushed
   int fences = 0;                                     // replies awaited for that

@@ -95,13 +95,14 @@ bool Nic::send_request(QueuePair* qp, WorkRequest& request) {
   if (request.failing_since_ns == 0 && strike_sender(qp, request)) return true;
   const Address remote = qp->is_srd ? request.destination : qp->remote;
   const bool reachable = remote.endpoint != 0 && !silent_ && port_is_up(qp->attributes.port_num);
-  request.link = reachable ? wire_->open(remote.endpoint) : nullptr;
+  const std::shared_ptr<Link> link = reachable ? wire_->open(remote.endpoint) : nullptr;
   request.attempt = qp->is_srd ? request.attempt : qp->attempt;
   request.stage = WorkRequest::Stage::sent;
-  if (request.link != nullptr) export_memory(request.link, request);
-  if (request.link == nullptr || !wire_->send(request.link, make_request(*qp, request))) {
-    unanswered(qp, request);
+  if (link != nullptr) {
+    request.link = link;
+    export_memory(link, request);
   }
+  if (link == nullptr || !wire_->send(link, make_request(*qp, request))) unanswered(qp, request);
   return true;
 }
 
@@ -269,6 +270,7 @@ void Nic::finish(QueuePair* qp, WorkRequest& request, uint8_t status, uint8_t ve
   request.stage = WorkRequest::Stage::done;
   request.status = status;
   request.vendor = vendor;
+  if (status != IBV_WC_SUCCESS && request.link != nullptr) qp->unsettled.insert(request.link);
   request.link = nullptr;
   if (qp->is_srd) {
     complete(qp, request);

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <set>
 #include <utility>
 
 #include "nic.h"
@@ -157,12 +158,11 @@ void Nic::on_lost(const std::shared_ptr<Link>& link) {
 bool Nic::handle_quiescing() {
   const std::vector<QueuePair*> wanted = std::exchange(quiescing_, {});
   for (QueuePair* qp : wanted) {
-    std::vector<std::shared_ptr<Link>> links;
-    for (WorkRequest& request : qp->sending) {
-      const bool known = std::find(links.begin(), links.end(), request.link) != links.end();
-      if (request.stage == WorkRequest::Stage::sent && request.link != nullptr && !known) {
-        links.push_back(request.link);
-      }
+    // Of requests without an answer, or with one that this NIC did not take: an earlier attempt may be there
+    // still.
+    std::set<std::shared_ptr<Link>> links = std::exchange(qp->unsettled, {});
+    for (const WorkRequest& request : qp->sending) {
+      if (request.link != nullptr) links.insert(request.link);
     }
     for (const std::shared_ptr<Link>& link : links) {
       Packet fence;
