@@ -151,14 +151,14 @@ Status plan_gather(const GemmCall& call, int rank, int nranks, int num_sms, Rank
 
 // Mode WGRAD: a chunk is a k-step, and whole rows travel, for a tile of C wants them all.
 Status plan_wgrad(const GemmCall& call, int rank, int nranks, int num_sms, RankGemmPlan& to) {
-  const WgradOrder order = WgradOrder::of(call.m, rank, nranks);
+  const WgradOrder order = WgradOrder::of(call.m, rank, nranks, call.b_layout == MK_LAYOUT_NK);
   num_sms = plan_product(call, call.k, int64_t{order.num_steps()} * GEMM_BLOCK_K, nranks, num_sms, to);
   if (num_sms == 0) return {};
   to.panel_steps = static_cast<int>(std::max<int64_t>(1, ceil_div(call.n, GEMM_BLOCK_K)));
   to.area_bytes = call.m * round_up(call.n * 2, 16);
   fill_public_plan(call, nranks, num_sms, to);
   to.plan.chunk_rows = WgradOrder::STEP_ROWS;
-  to.plan.num_chunks = std::max(1, order.source_steps);
+  to.plan.num_chunks = std::max(1, num_chunks(ceil_div(call.m, nranks), WgradOrder::STEP_ROWS));
   return plan_chunks(call, rank, nranks, to);
 }
 

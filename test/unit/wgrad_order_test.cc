@@ -33,11 +33,13 @@ int64_t row_read(const Shape& shape, int rank, const WgradPlace& place, int row)
   const int64_t whole = shape.m / max_rows;
   switch (place.map) {
     case WgradMap::own:
-      return row < rows_count(shape.m, shape.nranks, rank) ? rows_begin(shape.m, shape.nranks, rank) + row : -1;
+      return row >= 0 && row < rows_count(shape.m, shape.nranks, rank)
+                 ? rows_begin(shape.m, shape.nranks, rank) + row
+                 : -1;
     case WgradMap::whole:
-      return place.slice < whole && row < max_rows ? place.slice * max_rows + row : -1;
+      return place.slice < whole && row >= 0 && row < max_rows ? place.slice * max_rows + row : -1;
     case WgradMap::last:
-      return row < shape.m - whole * max_rows ? whole * max_rows + row : -1;
+      return row >= 0 && row < shape.m - whole * max_rows ? whole * max_rows + row : -1;
   }
   return -1;
 }
@@ -45,11 +47,12 @@ int64_t row_read(const Shape& shape, int rank, const WgradPlace& place, int row)
 }  // namespace
 
 TEST_CASE("every gathered row is multiplied once, with the row of dY that is its own") {
+  const bool aligned = GENERATE(false, true);
   for (const Shape& shape : shapes()) {
-    INFO(shape.m << " rows, " << shape.nranks << " ranks");
+    INFO(shape.m << " rows, " << shape.nranks << " ranks, aligned " << aligned);
     const int max_rows = static_cast<int>(std::max<int64_t>(1, ceil_div(shape.m, shape.nranks)));
     for (int rank = 0; rank < shape.nranks; ++rank) {
-      const WgradOrder order = WgradOrder::of(shape.m, rank, shape.nranks);
+      const WgradOrder order = WgradOrder::of(shape.m, rank, shape.nranks, aligned);
       std::vector<int> times(static_cast<size_t>(shape.m));
       for (int i = 0; i < order.num_steps(); ++i) {
         const WgradStep step = order.at(i);
@@ -70,7 +73,7 @@ TEST_CASE("every gathered row is multiplied once, with the row of dY that is its
 }
 
 TEST_CASE("own rows come first, then a step of each other rank in turn") {
-  const WgradOrder order = WgradOrder::of(4 * 150, 2, 4);
+  const WgradOrder order = WgradOrder::of(4 * 150, 2, 4, false);
   CHECK(order.source_steps == 3);
   CHECK(order.num_steps() == 12);
   const std::vector<std::pair<int, int>> expected = {{2, 0},  {2, 64}, {2, 128}, {3, 0},   {0, 0},   {1, 0},
@@ -82,10 +85,23 @@ TEST_CASE("own rows come first, then a step of each other rank in turn") {
   }
 }
 
+TEST_CASE("where columns of dY are loaded, every step begins at a multiple of 8 of them") {
+  for (const Shape& shape : shapes()) {
+    const int max_rows = static_cast<int>(ceil_div(shape.m, shape.nranks));
+    const WgradOrder order = WgradOrder::of(shape.m, shape.nranks - 1, shape.nranks, true);
+    for (int i = 0; i < order.num_steps(); ++i) {
+      const WgradStep step = order.at(i);
+      INFO(shape.m << " rows, " << shape.nranks << " ranks, source " << step.source << ", row " << step.row);
+      CHECK((step.source * max_rows + step.row) % WgradOrder::ALIGNMENT == 0);
+      CHECK(step.row > -WgradOrder::ALIGNMENT);
+    }
+  }
+}
+
 TEST_CASE("every step of every source is there once") {
   for (const Shape& shape : shapes()) {
     for (int rank = 0; rank < shape.nranks; ++rank) {
-      const WgradOrder order = WgradOrder::of(shape.m, rank, shape.nranks);
+      const WgradOrder order = WgradOrder::of(shape.m, rank, shape.nranks, false);
       std::vector<std::pair<int, int>> steps;
       for (int i = 0; i < order.num_steps(); ++i) steps.emplace_back(order.at(i).source, order.at(i).row);
       std::sort(steps.begin(), steps.end());

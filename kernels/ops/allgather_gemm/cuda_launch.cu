@@ -153,7 +153,7 @@ class WgradLaunch final : public RankGemmLaunch {
         num_ctas_(plan.plan.compute_ctas + plan.plan.copy_ctas),
         own_rows_(rows_count(call.m, comm.nranks, comm.rank)) {
     fill_gather(call, plan, comm, &params_);
-    params_.wgrad_order = WgradOrder::of(call.m, comm.rank, comm.nranks);
+    params_.wgrad_order = WgradOrder::of(call.m, comm.rank, comm.nranks, call.b_layout == MK_LAYOUT_NK);
     params_.c_rows = static_cast<int>(call.k);
     params_.tiles = {static_cast<int>(ceil_div(call.k, plan.gemm.block_m)),
                      static_cast<int>(ceil_div(call.n, plan.gemm.block_n)),

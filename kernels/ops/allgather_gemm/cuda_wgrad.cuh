@@ -41,10 +41,14 @@ __device__ __forceinline__ void load_x_stage(const RankLaunch& launch, MainloopS
 // Returns when a step's rows are here.
 __device__ __forceinline__ void wait_rows(const RankLaunch& launch, const WgradParams& params,
                                           const WgradStep& step) {
-  if (step.row >= rows_of(params, step.source)) return;
-  const int chunk = step.row / WgradOrder::STEP_ROWS;
-  launch.wait_flag(params.schedule.flag(step.source, chunk), DeviceRole::compute, DeviceObject::chunk,
-                   step.source, chunk);
+  constexpr int CHUNK_ROWS = WgradOrder::STEP_ROWS;
+  const int first = max(step.row, 0);
+  const int last = min(step.row + WgradOrder::STEP_ROWS, rows_of(params, step.source)) - 1;
+  if (first > last) return;
+  for (int chunk = first / CHUNK_ROWS; chunk <= last / CHUNK_ROWS; ++chunk) {
+    launch.wait_flag(params.schedule.flag(step.source, chunk), DeviceRole::compute, DeviceObject::chunk,
+                     step.source, chunk);
+  }
   ptx::fence_proxy_async_global();
 }
 

@@ -10,7 +10,7 @@ namespace mk::allgather_gemm {
 // One k-step: rows of one source.
 struct WgradStep {
   int source;
-  int row;  // the first, of the source's
+  int row;  // the first, of the source's; below 0 those of the source before it
 };
 
 // Where X is read: in slices of max_rows rows, of which what a source does not have is read as zero, and not as
@@ -28,25 +28,40 @@ MK_HOST_DEVICE WgradPlace wgrad_place(int source, int rank, int rows, int max_ro
 }
 
 // This rank's rows first, which need not be waited for, then the others' in turn, from the next rank on, step
-// by step: they arrive side by side. Every source has as many steps as one with `max_rows` rows; those beyond
-// its own rows are of zeros.
+// by step: they arrive side by side. Every source has as many steps as one with `max_rows` rows; those before
+// and beyond its own rows are of zeros, in X. Where dY is [k, m] its columns are loaded from multiples of 8 on,
+// for TMA takes no others (an illegal instruction): a source's first step begins with up to 7 rows before its
+// own.
 struct WgradOrder {
   static constexpr int STEP_ROWS = 64;
+  static constexpr int ALIGNMENT = 8;  // 16 bytes
   int rank;
   int nranks;
+  int max_rows;
   int source_steps;
+  bool aligned;
 
-  MK_HOST_DEVICE static WgradOrder of(int64_t m, int rank, int nranks) {
-    return {rank, nranks, static_cast<int>(ceil_div(ceil_div(m, nranks), STEP_ROWS))};
+  MK_HOST_DEVICE static WgradOrder of(int64_t m, int rank, int nranks, bool aligned) {
+    const int64_t max_rows = ceil_div(m, nranks);
+    const int most_before = aligned && max_rows % ALIGNMENT != 0 ? ALIGNMENT - 1 : 0;
+    return {rank, nranks, static_cast<int>(max_rows),
+            static_cast<int>(ceil_div(max_rows + most_before, STEP_ROWS)), aligned};
   }
   MK_HOST_DEVICE int num_steps() const { return nranks * source_steps; }
 
   MK_HOST_DEVICE WgradStep at(int step) const {
-    if (step < source_steps) return {rank, step * STEP_ROWS};
+    if (step < source_steps) return step_of(rank, step);
     const int others = step - source_steps;
     const int turn = others / (nranks - 1);
     const int source = rank + 1 + others - turn * (nranks - 1);
-    return {source < nranks ? source : source - nranks, turn * STEP_ROWS};
+    return step_of(source < nranks ? source : source - nranks, turn);
+  }
+
+ private:
+  MK_HOST_DEVICE WgradStep step_of(int source, int turn) const {
+    // As unsigned: modulo 2^32 the remainder is the same.
+    const auto begin = static_cast<uint32_t>(source) * static_cast<uint32_t>(max_rows);
+    return {source, turn * STEP_ROWS - (aligned ? static_cast<int>(begin % ALIGNMENT) : 0)};
   }
 };
 
