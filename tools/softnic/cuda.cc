@@ -160,17 +160,12 @@ Pointer import_descriptor(const CudaDriver& driver, const CudaExport& exported, 
   return address;
 }
 
-// What is mapped around an address: the range of it may be all that was reserved, of which this is a part.
-void find_mapping(const CudaDriver& driver, Pointer address, Pointer& base, size_t& length) {
-  Pointer mapping_base = 0;
-  size_t mapping_bytes = 0;
-  if (driver.cuPointerGetAttribute(&mapping_base, kAttributeMappingBase, address) != kSuccess ||
-      driver.cuPointerGetAttribute(&mapping_bytes, kAttributeMappingSize, address) != kSuccess ||
-      mapping_bytes == 0 || address < mapping_base || address >= mapping_base + mapping_bytes) {
-    return;
-  }
-  base = mapping_base;
-  length = mapping_bytes;
+// What is mapped around an address: the range of it may be all that was reserved, of which this is a part, and
+// the driver knows ranges in a context that reaches them only.
+bool find_mapping(const CudaDriver& driver, Pointer address, Pointer& base, size_t& length) {
+  return driver.cuPointerGetAttribute(&base, kAttributeMappingBase, address) == kSuccess &&
+         driver.cuPointerGetAttribute(&length, kAttributeMappingSize, address) == kSuccess && length > 0 &&
+         address >= base && address < base + length;
 }
 
 }  // namespace
@@ -196,11 +191,18 @@ CudaExports::CudaExports(uint64_t address, uint64_t bytes, bool share) {
     CudaExport exported;
     Pointer base = 0;
     size_t length = 0;
-    if (driver->cuMemGetAddressRange_v2(&base, &length, address) != kSuccess || length == 0) return;
+    const auto find_range = [&] {
+      const Result result = driver->cuMemGetAddressRange_v2(&base, &length, address);
+      if (result != kSuccess) complain("the driver does not know a range of GPU memory", result);
+      return result == kSuccess && length > 0;
+    };
     Handle handle = 0;
     if (driver->cuMemRetainAllocationHandle(&handle, reinterpret_cast<void*>(address)) == kSuccess) {
       exported.kind = CudaExport::Kind::descriptor;
-      find_mapping(*driver, address, base, length);
+      if (!find_mapping(*driver, address, base, length) && !find_range()) {
+        driver->cuMemRelease(handle);
+        return;
+      }
       int fd = -1;
       if (share && driver->cuMemExportToShareableHandle(&fd, handle, kHandleTypeDescriptor, 0) == kSuccess) {
         exported.fd = fd;
@@ -209,6 +211,7 @@ CudaExports::CudaExports(uint64_t address, uint64_t bytes, bool share) {
     } else {
       exported.kind = CudaExport::Kind::ipc;
       IpcHandle ipc{};
+      if (!find_range()) return;
       if (share && driver->cuIpcGetMemHandle(&ipc, base) != kSuccess) return;
       std::memcpy(exported.handle, &ipc, sizeof(ipc));
     }
@@ -298,7 +301,10 @@ CudaCopier::Stream* CudaCopier::use(int device) {
 
 bool CudaCopier::start(int device, uint64_t target, uint64_t source, uint64_t bytes) {
   const Stream* const stream = use(device);
-  return stream != nullptr && cuda()->cuMemcpyAsync(target, source, bytes, stream->stream) == kSuccess;
+  if (stream == nullptr) return false;
+  const Result result = cuda()->cuMemcpyAsync(target, source, bytes, stream->stream);
+  if (result != kSuccess) complain("the driver refuses a copy", result);
+  return result == kSuccess;
 }
 
 bool CudaCopier::copy(int device, uint64_t target, uint64_t source, uint64_t bytes) {

@@ -135,6 +135,7 @@ uint64_t Nic::map_source(Arrival& arrival, const Segment& segment) {
   if (device == arrival.device || imports->direct) return segment.address;
   // Memory of another GPU in this process: an allocation of the virtual memory interface is reachable only from
   // the GPUs that its owner named, so it gets a second address; other memory is reached by peer access.
+  copier_.activate(device);  // which reaches it
   const CudaExports exports(segment.address, segment.bytes, false);
   for (const CudaExport& exported : exports.list()) imports->add(exported, true, -1);
   std::tie(address, bytes) = imports->translate(segment.address);
