@@ -170,18 +170,6 @@ __device__ __forceinline__ void release_stage(MainloopStorage<Config>& smem, int
   }
 }
 
-// Consumer, one warpgroup that has nothing to multiply: frees a tile's stages as they arrive.
-template <class Config>
-__device__ __forceinline__ void pass_stages(MainloopStorage<Config>& smem,
-                                            StageCursor<Config::NUM_STAGES>& cursor, int num_k_steps,
-                                            const ClusterPosition& cluster) {
-  for (int i = 0; i < num_k_steps; ++i) {
-    mbarrier_wait(&smem.stage_full[cursor.stage], cursor.phase);
-    release_stage<Config>(smem, cursor.stage, cluster);
-    cursor.advance();
-  }
-}
-
 // In a stage, 64 rows of A, and 64 columns of B where N is contiguous, are blocks of this size.
 constexpr uint32_t BLOCK_64_BYTES = 64 * 128;
 

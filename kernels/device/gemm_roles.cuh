@@ -13,21 +13,11 @@ namespace mk {
 // last stage arrive: a barrier tells a phase from the next, but not from the next but one.
 constexpr int TURN_BARRIER = 4;
 
-// No warpgroup passes over its rows of a tile.
-struct NoPass {
-  template <class Work>
-  __device__ __forceinline__ constexpr bool operator()(const Work& /*work*/, int /*block*/) const {
-    return false;
-  }
-};
-
 // `next(&work)` walks the CTA's tiles, false after the last; the producer must walk the same.
-// `finish(work, block, accumulators)` takes the warpgroup's `block`-th 64 rows of a tile. Where pass(work,
-// block), asked before, is true, these are not multiplied, and that was all.
-template <class Config, class Work = TileWork, class Next, class Finish, class Pass = NoPass>
+// `finish(work, block, accumulators)` takes the warpgroup's `block`-th 64 rows of a tile.
+template <class Config, class Work = TileWork, class Next, class Finish>
 __device__ __forceinline__ void consumer_role(MainloopStorage<Config>& smem, const ClusterPosition& cluster,
-                                              int warpgroup, TraceBuffer* trace, Next&& next, Finish&& finish,
-                                              Pass&& pass = Pass()) {
+                                              int warpgroup, TraceBuffer* trace, Next&& next, Finish&& finish) {
   StageCursor<Config::NUM_STAGES> stages;
   typename Config::Accumulators accumulators;
   const int first_block = Config::PING_PONG ? 0 : warpgroup;
@@ -56,14 +46,6 @@ __device__ __forceinline__ void consumer_role(MainloopStorage<Config>& smem, con
       // Finding the next tile takes 700 cycles of divisions, here hidden by the last products.
       has_next = next(&next_work);
     };
-    if (pass(work, first_block)) {
-      pass_stages<Config>(smem, stages, work.k_end - work.k_begin, cluster);
-      on_last_issued();
-      tracer.end();
-      work = next_work;
-      has_work = has_next;
-      continue;
-    }
     multiply_tile<Config>(accumulators, smem, stages, work.k_end - work.k_begin, first_block, cluster,
                           on_last_issued);
     if constexpr (Config::PING_PONG) has_next = has_next && skip_tile(&next_work);

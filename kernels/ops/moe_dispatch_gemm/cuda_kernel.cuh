@@ -163,8 +163,7 @@ __device__ __forceinline__ void run_product_cta(const RankLaunch& launch, const 
             [&](GroupedTile* work) { return cursor.next(work); },
             [&](const GroupedTile& work, int block, float(&accumulators)[Config::BLOCK_N / 2]) {
               finish_rows<Config>(launch, params, smem, work, block, accumulators);
-            },
-            [](const GroupedTile& work, int block) { return !moe::has_rows(work, block); });
+            });
       });
 }
 

@@ -149,11 +149,6 @@ __device__ __forceinline__ void run_product_cta(const RankLaunch& launch, const 
             [&](GroupedTile* work) { return cursor.next(work); },
             [&](const GroupedTile& work, int block, float(&accumulators)[Config::BLOCK_N / 2]) {
               finish_rows<Config>(params, storage, work, block, accumulators);
-            },
-            [&](const GroupedTile& work, int block) {
-              if (moe::has_rows(work, block)) return false;
-              count_stored(storage, work);
-              return true;
             });
         sum_tokens<8>(launch, params, tables);
       });

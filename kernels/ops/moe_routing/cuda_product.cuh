@@ -79,11 +79,6 @@ __device__ __forceinline__ void load_expert_tile(MainloopStorage<Config>& smem,
   }
 }
 
-// A warpgroup's 64 rows of a tile may all lie beyond the last row of the group.
-__device__ __forceinline__ bool has_rows(const GroupedTile& work, int block) {
-  return work.row + block * 64 < work.row_end;
-}
-
 // Another warp looks at the flags, a lane each, ahead of the producer, whose time a flag's latency would cost.
 constexpr uint32_t ALL_READY = 0x7fffffff;
 __device__ __forceinline__ void pass_ready(uint32_t& num_ready, uint32_t value) {
