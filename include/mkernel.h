@@ -18,8 +18,9 @@
  *   mk_get_last_error gives the sentence: what happened, expected and seen, what to do.
  *   After MK_ERROR_INVALID_ARGUMENT, _INVALID_HANDLE, _UNSUPPORTED, _NOT_PREPARED, _BUSY, _MISMATCH,
  *   _DATA and _OUT_OF_MEMORY the communicator is as usable as before. After _REMOTE, _TIMEOUT, _NETWORK,
- *   _CUDA, _SYSTEM, _INTERNAL and _ABORTED reported as asynchronous errors it is not: every later call
- *   returns the same status until mk_comm_destroy or mk_comm_abort.
+ *   _CUDA, _SYSTEM, _INTERNAL and _ABORTED reported as asynchronous errors it is not, nor, on CUDA with ranks on
+ *   several nodes, after a _MISMATCH of launches: every later call returns the same status until mk_comm_destroy or
+ *   mk_comm_abort.
  * Handles. mk_comm_t and mk_memory_t are names, not addresses: use after destruction is
  *   MK_ERROR_INVALID_HANDLE, not a crash.
  * Structs. A struct that begins with struct_size is initialised with its _INIT macro. A larger struct from
@@ -104,7 +105,8 @@ typedef enum mk_dtype {
 typedef enum mk_device {
   MK_DEVICE_AUTO = 0, /* CUDA where a usable GPU is present, the host executor elsewhere */
   MK_DEVICE_HOST = 1, /* roles as threads; the same protocol; needs no GPU */
-  MK_DEVICE_CUDA = 2  /* one persistent kernel a call, compute capability 9.0 */
+  MK_DEVICE_CUDA = 2  /* one persistent kernel a call, compute capability 9.0; at most 32 ranks, of which those of a
+                         node have peer access to each other */
 } mk_device_t;
 
 typedef enum mk_layout {
@@ -125,7 +127,8 @@ typedef enum mk_operator {
 
 typedef enum mk_algorithm {
   MK_ALGORITHM_AUTO = 0,
-  MK_ALGORITHM_ONE_SHOT = 1, /* GEMM+AllReduce: every rank sums everything; for few bytes (not built yet) */
+  MK_ALGORITHM_ONE_SHOT = 1, /* GEMM+AllReduce: every rank sums everything; for few bytes. Not built for the host
+                                executor: MK_ERROR_UNSUPPORTED there */
   MK_ALGORITHM_TWO_SHOT = 2  /* GEMM+AllReduce: reduce-scatter, then gather */
 } mk_algorithm_t;
 
@@ -144,7 +147,7 @@ typedef struct mk_comm_config {
   const int32_t *node_of_rank;   /* [nranks] emulated nodes: ranks with equal numbers share memory, others talk
                                     through a transport; ranks on different hosts never share a node.
                                     NULL: one node per host. Read during mk_comm_init only. */
-  const char *transport;         /* "loopback", "rc", "srd", "ofi"; NULL: MK_TRANSPORT, else automatic */
+  const char *transport;         /* "loopback" (not on CUDA), "rc", "srd", "ofi"; NULL: MK_TRANSPORT, else automatic */
   int32_t host_threads;          /* host executor: compute threads a rank; 0: cores / ranks of the host, >= 1 */
   int32_t max_ctas;              /* CUDA: upper bound of the grid; 0: all SMs */
   int32_t reserved_sms;          /* CUDA: SMs left free for other kernels */
@@ -274,7 +277,8 @@ MK_API mk_status_t mk_get_unique_id(mk_unique_id_t *id);
  *   [0, nranks), a bad config field, or two ranks on one GPU. MK_ERROR_MISMATCH: ranks differ in nranks, library
  *   version, build, or configuration; or a rank was given twice. MK_ERROR_TIMEOUT: ranks are missing; the sentence lists them.
  * MK_ERROR_NETWORK: the root does not answer, or does not know the id's secret. MK_ERROR_REMOTE: another rank
- *   failed or died. MK_ERROR_UNSUPPORTED: the device, or a transport between the nodes, is not available.
+ *   failed or died. MK_ERROR_UNSUPPORTED: the device, or a transport between the nodes, is not available; more than 32
+ *   ranks on CUDA, or ranks of one node without peer access to each other.
  *   MK_ERROR_ABORTED: aborted meanwhile. MK_ERROR_OUT_OF_MEMORY, _CUDA, _SYSTEM. */
 MK_API mk_status_t mk_comm_init(mk_comm_t *comm, const mk_unique_id_t *id, int nranks, int rank,
                                 const mk_comm_config_t *config);
@@ -323,7 +327,7 @@ typedef struct mk_async_error {
   uint64_t object_index;      /* which flag, chunk, tile or counter was waited for */
   uint64_t seen;
   uint64_t expected;
-  char role[16];              /* "compute", "copy", "send", "receive", "reduce", "entry", "proxy" or "host" */
+  char role[16];              /* "compute", "copy", "send", "receive", "reduce", "gather", "entry", "proxy" or "host" */
   char object[32];            /* what was waited for, e.g. "chunk", "entry" */
 } mk_async_error_t;
 #define MK_ASYNC_ERROR_INIT \
@@ -342,7 +346,8 @@ typedef struct mk_flight_entry {
   uint64_t epoch;
   mk_operator_t op;
   int32_t state;          /* 1 running, 2 completed, 3 failed */
-  int64_t shape[4];       /* GEMM operators: m, n, k, 0; MoE: tokens, hidden, inter, experts * 2^32 + topk */
+  int64_t shape[4];       /* GEMM operators: m, n, k, 0; MoE: tokens, hidden, inter, experts * 2^32 + topk; attention:
+                             batch, seq, heads * 2^32 + kv_heads, dim */
   int64_t start_us;       /* since mk_comm_init */
   int64_t duration_us;    /* so far, when running */
 } mk_flight_entry_t;
@@ -421,7 +426,13 @@ MK_API mk_status_t mk_mem_deregister(mk_comm_t comm, mk_memory_t memory);
  *   args is read during the call only. MK_ERROR_INVALID_ARGUMENT, _UNSUPPORTED, _NOT_PREPARED, _BUSY,
  *   _INVALID_HANDLE; an earlier asynchronous error of the kind that ends the communicator; and, when it prepares
  *   itself, what prepare returns. Asynchronously: MK_ERROR_MISMATCH (ranks launched different operators or
- *   shapes; outputs are undefined, the communicator stays usable), _TIMEOUT, _REMOTE, _ABORTED, _NETWORK.
+ *   shapes; outputs are undefined, the communicator stays usable but for CUDA between nodes), _TIMEOUT, _REMOTE,
+ *   _ABORTED, _NETWORK.
+ *
+ * On CUDA with ranks on several nodes there are mk_allgather_gemm in mode FORWARD and mk_gemm_reduce_scatter, from 3
+ *   CTAs a rank on; the functions of every other operator, and of mode WGRAD, answer MK_ERROR_UNSUPPORTED there. So do
+ *   calls of several ranks on CUDA whose m, n or k is above 1 073 709 055, or which would need more flags or signals of
+ *   transfer than a launch has: use several calls.
  *
  * Empty products: m or n may be 0; k 0 gives zero (plus bias, plus C when accumulating). */
 
@@ -571,8 +582,8 @@ MK_API mk_status_t mk_gemm_allreduce(mk_comm_t comm, const mk_gemm_allreduce_arg
  * a routing record, from which the combine knows the way home. Both have the four functions that "GEMM operators"
  * describes, and these particulars:
  *
- * On CUDA at most 512 experts over all ranks, hidden and inter up to 262 144; beyond that MK_ERROR_UNSUPPORTED. Pointers,
- *   the routing record's among them, are to device memory there.
+ * On CUDA: one node, at most 512 experts over all ranks, hidden and inter up to 262 144, 2 CTAs a rank or more; else
+ *   MK_ERROR_UNSUPPORTED. Pointers, the routing record's among them, are to device memory there.
  *
  * Prepare. Whatever one of the two operators prepares covers calls of both, with `inter` of any size: preparing one of
  *   them is enough. A call is covered by maxima with at least its hidden, experts, topk and (dispatch) capacity_rows,
@@ -637,7 +648,7 @@ typedef enum mk_index_type { MK_INDEX_INT32 = 0, MK_INDEX_INT64 = 1 } mk_index_t
 
 /* Tokens go to the ranks of their experts and through W: for each local expert e, Y rows = X rows * W_e (* row_scale),
  * y and dispatched_rows in the order of the record's rows; rows beyond num_rows are not written. A token travels
- * once to each rank that needs it, and enters each other node once (on CUDA, so far, once for each of its experts).
+ * once to each rank that needs it, and enters each other node once (on CUDA it travels once for each of its experts).
  * Globally equal: hidden, inter, experts, topk, dtype, capacity_rows, tuning. Rank-local: the rest. */
 typedef struct mk_moe_dispatch_gemm_args {
   size_t struct_size;
@@ -724,9 +735,10 @@ MK_API mk_status_t mk_moe_gemm_combine(mk_comm_t comm, const mk_moe_gemm_combine
 
 /* Exact attention over a sequence that is spread over the ranks. Keys and values travel, inside a node by pushes, once
  * into each other node that needs them, while attention over those at hand runs; o, lse and gradients accumulate in
- * fp32. A chunk travels only to ranks of which a query may see one of its keys. On GPUs not built yet: every
- * function answers MK_ERROR_UNSUPPORTED.
+ * fp32. A chunk travels only to ranks of which a query may see one of its keys.
  *
+ * On CUDA: one node, forward only, dim at most 128, no packed sequences, seq below 2^30, and batch * kv_heads * (W-1),
+ *   twice that when zigzag, at most 262 144. Beyond that, and in the functions of the backward, MK_ERROR_UNSUPPORTED.
  * Slices. Not zigzag: rank r holds the r-th slice of the sequence (Rows, above), packed sequences included, which
  *   may lie inside a rank or span several. Zigzag: of each sequence, cut into 2W slices by the same rule, rank r holds
  *   slices r and 2W-1-r, in this order, sequence after sequence. s_r positions in all, perhaps none.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // What softnic delivers on this machine: puts of one size from one endpoint to another, over 1 to N NICs at
 // once.
-//   softnic_bench [--nics N] [--bytes BYTES] [--seconds SECONDS] [--processes]
+//   softnic_bench [--nics N] [--bytes BYTES] [--seconds SECONDS] [--processes] [--gpu]
 // The variables of softnic hold; without MK_SOFTNIC_NICS there are as many NICs as are asked for.
 #include <infiniband/verbs.h>
 #include <sys/socket.h>

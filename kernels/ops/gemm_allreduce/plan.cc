@@ -14,8 +14,10 @@ Schedule make_schedule(const GemmCall& call, const mk_plan_t& plan, const Topolo
 
 Result<mk_plan_t> plan_host(const GemmCall& call, const TopologyView& view, int threads) {
   if (call.tuning.algorithm == MK_ALGORITHM_ONE_SHOT) {
-    return Status(MK_ERROR_UNSUPPORTED,
-                  "gemm_allreduce: MK_ALGORITHM_ONE_SHOT is not built yet; use MK_ALGORITHM_AUTO or _TWO_SHOT");
+    return Status(
+        MK_ERROR_UNSUPPORTED,
+        "gemm_allreduce: MK_ALGORITHM_ONE_SHOT is not built for the host executor; use MK_ALGORITHM_AUTO "
+        "or _TWO_SHOT");
   }
   Result<mk_plan_t> chosen = gemm_reduce_scatter::plan_chunks(
       call, view, threads, gemm_reduce_scatter::flags_a_chunk(view) + view.nranks,
