@@ -114,7 +114,7 @@ class Benchmark {
   }
 
   void run_shape(const Operator& op, const Shape& shape) {
-    Rotation fused = rotation_of(op, context_, shape);
+    Rotation fused = rotation_of(context_, op.make(context_, shape));
     Problem& problem = fused.problem();
     Check check;
     std::vector<uint64_t> hashes;
@@ -127,9 +127,11 @@ class Benchmark {
     }
     for (int set = 0; set < fused.num_sets(); ++set) problem.poison(set);
 
-    std::optional<Rotation> alone = alone_of(op, shape);
+    std::optional<Rotation> alone = alone_of(op, problem);
     const Track track = {context_, input_.group, equipment_->gpus(), &equipment_->sensors()};
     ShapeComparison comparison(track, *equipment_, fused, alone ? &*alone : nullptr);
+    if (const std::string how = comparison.baseline_description(); !how.empty())
+      equipment_->note(std::string("baseline of ") + op.name + " " + shape.text() + ": " + how);
     const size_t first = output_.results.size();
     for (const Mode mode : input_.options.modes) {
       const Schedule schedule = {mode, input_.options.warmup, input_.options.iterations};
@@ -147,8 +149,7 @@ class Benchmark {
     }
   }
 
-  static Rotation rotation_of(const Operator& op, const Context& context, const Shape& shape) {
-    std::unique_ptr<Problem> problem = op.make(context, shape);
+  static Rotation rotation_of(const Context& context, std::unique_ptr<Problem> problem) {
     const int num_sets = number_of_sets(problem->bytes_per_set());
     return Rotation(context.comm, std::move(problem), num_sets);
   }
@@ -168,8 +169,8 @@ class Benchmark {
     result.gemm_us = figures.gemm_us;
     result.cublas_us = figures.cublas_us;
     result.collective_us = figures.collective_us;
-    if (const std::optional<UnfusedShape> pair = problem.unfused(); pair && equipment_->link())
-      result.link_us = transfer_us(link_bytes(*pair, info_.nranks), equipment_->link()->best());
+    if (const std::optional<double> bytes = problem.link_bytes(); bytes && equipment_->link())
+      result.link_us = transfer_us(*bytes, equipment_->link()->best());
     result.roofline_us = roofline_us(result.gemm_us, result.cublas_us, result.link_us);
     result.tflops = problem.flops() / figures.fused.median_us * 1e-6;
     result.sm_mhz = figures.readings.sm_mhz;
@@ -237,8 +238,8 @@ class Benchmark {
     return {worst[0] == 0.0, worst[1] == 0.0, worst[2] == 0.0, worst[3]};
   }
 
-  // The same shape on every rank by itself, all at once: the operator without its communication.
-  std::optional<Rotation> alone_of(const Operator& op, const Shape& shape) {
+  // The same product on every rank by itself, all at once: the operator without its communication.
+  std::optional<Rotation> alone_of(const Operator& op, const Problem& problem) {
     if (info_.nranks == 1 || !op.alone_comparable) return std::nullopt;
     if (!solo_) solo_ = std::make_unique<SoloCommunicator>(info_);
     if (input_.group.maximum({solo_->get() ? 0.0 : 1.0})[0] != 0.0) return std::nullopt;
@@ -246,7 +247,7 @@ class Benchmark {
     solo_context.comm = solo_->get();
     solo_context.rank = 0;
     solo_context.nranks = 1;
-    std::optional<Rotation> alone = rotation_of(op, solo_context, shape);
+    std::optional<Rotation> alone = rotation_of(solo_context, problem.alone(solo_context));
     for (int set = 0; set < alone->num_sets(); ++set) alone->problem().fill(set, Pattern::kRandom);
     return alone;
   }

@@ -17,13 +17,26 @@ constexpr std::chrono::seconds kDeadline{300};
 
 ShapeComparison::ShapeComparison(const Track& track, Equipment& equipment, Rotation& fused, Rotation* alone)
     : track_(track), fused_(fused), alone_(alone) {
-  const std::optional<UnfusedShape> shape = fused.problem().unfused();
-  if (!shape || !equipment.unfused()) return;
-  std::vector<Operands> sets;
-  for (int set = 0; set < fused.num_sets(); ++set) sets.push_back(fused.problem().operands(set));
+  if (!equipment.unfused()) return;
   std::string problem;
-  pair_ = equipment.unfused()->make_pair(*shape, sets, problem);
-  if (!pair_) equipment.note(problem);
+  pair_ = make_pair(*equipment.unfused(), problem);
+  if (!pair_ && !problem.empty()) equipment.note(problem);
+}
+
+std::unique_ptr<UnfusedPair> ShapeComparison::make_pair(UnfusedLibraries& libraries,
+                                                        std::string& problem) const {
+  const Problem& fused = fused_.problem();
+  if (const std::optional<UnfusedShape> shape = fused.unfused()) {
+    std::vector<Operands> sets;
+    for (int set = 0; set < fused_.num_sets(); ++set) sets.push_back(fused.operands(set));
+    return libraries.make_pair(*shape, sets, problem);
+  }
+  if (const std::optional<UnfusedExperts> experts = fused.unfused_experts()) {
+    std::vector<ExpertOperands> sets;
+    for (int set = 0; set < fused_.num_sets(); ++set) sets.push_back(fused.expert_operands(set));
+    return libraries.make_experts(*experts, sets, problem);
+  }
+  return nullptr;
 }
 
 Figures ShapeComparison::measure_all(const Schedule& schedule) {

@@ -52,11 +52,16 @@ class ShapeComparison {
 
   Figures measure_all(const Schedule& schedule);
 
+  // How the baseline goes about it where it has a choice, else "".
+  std::string baseline_description() const { return pair_ ? pair_->description() : std::string(); }
+
   // How far the baseline's result is from the operator's, |difference| / |operator's|, of this rank; they have
   // the same inputs. Nothing without a baseline.
   std::optional<double> baseline_error();
 
  private:
+  std::unique_ptr<UnfusedPair> make_pair(UnfusedLibraries& libraries, std::string& problem) const;
+
   Track track_;
   Rotation& fused_;
   Rotation* alone_;

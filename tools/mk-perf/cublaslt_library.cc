@@ -9,6 +9,8 @@ namespace {
 
 constexpr int kMaxProposals = 8;
 
+}  // namespace
+
 cudaDataType_t cuda_type(mk_dtype_t dtype) {
   switch (dtype) {
     case MK_DTYPE_FP32:
@@ -19,8 +21,6 @@ cudaDataType_t cuda_type(mk_dtype_t dtype) {
       return CUDA_R_16BF;
   }
 }
-
-}  // namespace
 
 CublasLtLibrary::CublasLtLibrary(const std::string& path)
     : library_(path, {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"}) {

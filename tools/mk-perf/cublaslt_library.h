@@ -13,6 +13,8 @@
 
 namespace perf {
 
+cudaDataType_t cuda_type(mk_dtype_t dtype);
+
 class CublasLtLibrary {
  public:
   // Throws LibraryAbsent; a RunError when the library does not work here.

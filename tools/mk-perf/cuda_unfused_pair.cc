@@ -1,65 +1,25 @@
 // SPDX-License-Identifier: MIT
+// The baseline of the GEMM operators.
 #include <algorithm>
-#include <cstring>
-#include <functional>
 
-#include "cublaslt_library.h"
-#include "cuda_graph.h"
+#include "cuda_unfused.h"
 #include "element.h"
-#include "measure.h"
-#include "nccl_library.h"
-#include "unfused_pair.h"
 #include "watchdog.h"
 
 namespace perf {
 namespace {
 
-// NCCL connects all pairs of ranks in this time, also on a host that has much else to do.
-constexpr std::chrono::seconds kNcclDeadline{90};
 constexpr int kTrialRuns = 3;
 
-// Left to the end of the process: to destroy it would wait for NCCL to let go of captured graphs and for ranks
-// that may have failed, before a single result is printed.
-class NcclCommunicator {
+class CudaUnfusedPair : public CapturedPair {
  public:
-  NcclCommunicator(const NcclLibrary& library, const Context& context, RankGroup& group) {
-    const Watchdog watchdog(kNcclDeadline, "rank " + std::to_string(context.rank) + ": ncclCommInitRank");
-    struct Introduction {
-      ncclUniqueId id;
-      ncclResult_t result;
-    } own{};
-    static_assert(sizeof own <= RankGroup::kMaxGathered);
-    if (context.rank == 0) own.result = library.get_unique_id(&own.id);
-    const std::vector<char> all = group.all_gather(&own, sizeof own);
-    Introduction first{};
-    std::memcpy(&first, all.data(), sizeof first);
-    // On all ranks, or else the others would wait for rank 0.
-    library.require(first.result, "ncclGetUniqueId on rank 0");
-    library.require(library.comm_init_rank(&comm_, context.nranks, first.id, context.rank), "ncclCommInitRank");
-  }
-
-  ncclComm_t get() const { return comm_; }
-
- private:
-  ncclComm_t comm_ = nullptr;
-};
-
-struct Libraries {
-  const NcclLibrary& nccl;
-  const CublasLtLibrary& cublaslt;
-  ncclComm_t comm;
-};
-
-class CudaUnfusedPair : public UnfusedPair {
- public:
-  CudaUnfusedPair(const Libraries& libraries, const Context& context, RankGroup& group,
+  CudaUnfusedPair(const UnfusedTools& tools, const Context& context, RankGroup& group,
                   const UnfusedShape& shape, const std::vector<Operands>& sets)
-      : libraries_(libraries),
-        context_(context),
+      : CapturedPair(tools, context),
         shape_(shape),
         shard_rows_((shape.m + context.nranks - 1) / context.nranks),
         sets_(sets),
-        product_(libraries.cublaslt, shape, product_dtype()),
+        product_(tools.cublaslt, shape, product_dtype()),
         middle_(*context.device, middle_bytes()) {
     const Watchdog watchdog(kNcclDeadline,
                             "rank " + std::to_string(context.rank) + ": the first run of NCCL and cublasLt");
@@ -71,14 +31,10 @@ class CudaUnfusedPair : public UnfusedPair {
     enqueue_collective(0);
     synchronize();
     choose_product(group);
-    for (size_t set = 0; set < sets.size(); ++set) capture(set);
+    for (size_t set = 0; set < sets.size(); ++set) capture_set(set);
     for (size_t set = 0; set < sets.size(); ++set) run_pair(static_cast<int>(set));
     synchronize();
   }
-
-  void run_pair(int set) override { pairs_[static_cast<size_t>(set)].launch(stream()); }
-  void run_product(int set) override { products_[static_cast<size_t>(set)].launch(stream()); }
-  void run_collective(int set) override { collectives_[static_cast<size_t>(set)].launch(stream()); }
 
   MatrixDifference difference(int set) override {
     int64_t rows = shape_.m;
@@ -98,8 +54,6 @@ class CudaUnfusedPair : public UnfusedPair {
     const int64_t first = std::min(shape_.m, context_.rank * shard_rows_);
     return std::min(shape_.m, (context_.rank + 1) * shard_rows_) - first;
   }
-  cudaStream_t stream() const { return context_.device->stream(); }
-  void synchronize() const { require_cuda(cudaStreamSynchronize(stream()), "running NCCL and cublasLt"); }
 
   // Elements of the shard that a rank gives or gets.
   size_t shard_elements() const {
@@ -131,25 +85,25 @@ class CudaUnfusedPair : public UnfusedPair {
   }
 
   void enqueue_collective(size_t set) {
-    const NcclLibrary& nccl = libraries_.nccl;
+    const NcclLibrary& nccl = tools_.nccl;
     const ncclDataType_t type = nccl_type(gathers() ? shape_.dtypes.dtype : product_dtype());
     void* const output = outputs_[set].data();
     switch (shape_.collective) {
       case Collective::kAllGather:
         return nccl.require(
-            nccl.all_gather(inputs_[set], middle_.data(), shard_elements(), type, libraries_.comm, stream()),
-            "ncclAllGather", libraries_.comm);
+            nccl.all_gather(inputs_[set], middle_.data(), shard_elements(), type, tools_.comm, stream()),
+            "ncclAllGather", tools_.comm);
       case Collective::kReduceScatter:
-        return nccl.require(nccl.reduce_scatter(middle_.data(), output, shard_elements(), type, ncclSum,
-                                                libraries_.comm, stream()),
-                            "ncclReduceScatter", libraries_.comm);
+        return nccl.require(
+            nccl.reduce_scatter(middle_.data(), output, shard_elements(), type, ncclSum, tools_.comm, stream()),
+            "ncclReduceScatter", tools_.comm);
       case Collective::kAllReduce:
         break;
     }
     // Not in place: replayed alone, its sums would grow without bounds.
     nccl.require(nccl.all_reduce(middle_.data(), output, static_cast<size_t>(shape_.m * shape_.ldc), type,
-                                 ncclSum, libraries_.comm, stream()),
-                 "ncclAllReduce", libraries_.comm);
+                                 ncclSum, tools_.comm, stream()),
+                 "ncclAllReduce", tools_.comm);
   }
 
   void enqueue_product(size_t set) {
@@ -188,20 +142,17 @@ class CudaUnfusedPair : public UnfusedPair {
     return runs ? us : kDoesNotRun;
   }
 
-  void capture(size_t set) {
+  void capture_set(size_t set) {
     const auto collective = [this, set] { enqueue_collective(set); };
     const auto product = [this, set] { enqueue_product(set); };
-    collectives_.emplace_back(stream(), collective);
-    products_.emplace_back(stream(), product);
-    pairs_.emplace_back(stream(), [&] {
+    const auto pair = [&] {
       if (gathers()) collective();
       product();
       if (!gathers()) collective();
-    });
+    };
+    capture(pair, product, collective);
   }
 
-  Libraries libraries_;
-  Context context_;
   UnfusedShape shape_;
   int64_t shard_rows_;
   std::vector<Operands> sets_;
@@ -210,79 +161,13 @@ class CudaUnfusedPair : public UnfusedPair {
   std::vector<DeviceBuffer> copies_;
   std::vector<DeviceBuffer> outputs_;
   std::vector<const void*> inputs_;
-  std::vector<CudaGraph> pairs_;
-  std::vector<CudaGraph> products_;
-  std::vector<CudaGraph> collectives_;
-};
-
-class CudaUnfusedLibraries : public UnfusedLibraries {
- public:
-  CudaUnfusedLibraries(const Context& context, RankGroup& group, std::unique_ptr<NcclLibrary> nccl,
-                       std::unique_ptr<CublasLtLibrary> cublaslt)
-      : context_(context),
-        group_(group),
-        nccl_(std::move(nccl)),
-        cublaslt_(std::move(cublaslt)),
-        comm_(*nccl_, context, group) {}
-
-  std::string nccl_version() const override { return nccl_->version(); }
-  std::string cublaslt_version() const override { return cublaslt_->version(); }
-
-  std::unique_ptr<UnfusedPair> make_pair(const UnfusedShape& shape, const std::vector<Operands>& sets,
-                                         std::string& problem) override {
-    if (shape.collective != Collective::kAllGather && shape.dtypes.out_dtype != shape.dtypes.comm_dtype) {
-      problem = "NCCL sums in the type of its output: no baseline where --out-dtype and --comm-dtype differ";
-      return nullptr;
-    }
-    if (shape.dtypes.out_dtype != MK_DTYPE_FP32 && shape.dtypes.out_dtype != shape.dtypes.dtype) {
-      problem = "cublasLt has no product from one 16-bit type to the other: no baseline";
-      return nullptr;
-    }
-    return std::make_unique<CudaUnfusedPair>(Libraries{*nccl_, *cublaslt_, comm_.get()}, context_, group_,
-                                             shape, sets);
-  }
-
- private:
-  Context context_;
-  RankGroup& group_;
-  std::unique_ptr<NcclLibrary> nccl_;
-  std::unique_ptr<CublasLtLibrary> cublaslt_;
-  NcclCommunicator comm_;
 };
 
 }  // namespace
 
-std::unique_ptr<UnfusedLibraries> load_unfused_libraries(const Context& context, RankGroup& group,
-                                                         const UnfusedPaths& paths, std::string& problem) {
-  if (context.device->device != MK_DEVICE_CUDA) {
-    problem = std::string("there is no NCCL on device ") + context.device->name;
-    return nullptr;
-  }
-  std::unique_ptr<NcclLibrary> nccl;
-  std::unique_ptr<CublasLtLibrary> cublaslt;
-  std::unique_ptr<UnfusedLibraries> libraries;
-  const auto attempt = [&](const char* option, const std::function<void()>& step) {
-    try {
-      step();
-    } catch (const LibraryAbsent& absent) {
-      problem += (problem.empty() ? "" : "; ") + absent.reason + "; " + option + " PATH says where it is";
-    } catch (const RunError& error) {
-      problem += (problem.empty() ? "" : "; ") + std::string(error.what());
-    }
-  };
-  const auto all_succeeded = [&] {
-    if (group.maximum({problem.empty() ? 0.0 : 1.0})[0] == 0.0) return true;
-    if (problem.empty()) problem = "NCCL or cublasLt does not work on another rank";
-    return false;
-  };
-  attempt("--nccl-library", [&] { nccl = std::make_unique<NcclLibrary>(paths.nccl); });
-  attempt("--cublaslt-library", [&] { cublaslt = std::make_unique<CublasLtLibrary>(paths.cublaslt); });
-  if (!all_succeeded()) return nullptr;
-  attempt("", [&] {
-    libraries = std::make_unique<CudaUnfusedLibraries>(context, group, std::move(nccl), std::move(cublaslt));
-  });
-  if (!all_succeeded()) return nullptr;
-  return libraries;
+std::unique_ptr<UnfusedPair> make_gemm_pair(const UnfusedTools& tools, const Context& context, RankGroup& group,
+                                            const UnfusedShape& shape, const std::vector<Operands>& sets) {
+  return std::make_unique<CudaUnfusedPair>(tools, context, group, shape, sets);
 }
 
 }  // namespace perf

@@ -10,6 +10,7 @@
 #include "errors.h"
 #include "operators.h"
 #include "reference.h"
+#include "roofline.h"
 
 namespace perf {
 namespace {
@@ -213,6 +214,16 @@ class GemmProblem : public Problem {
 
   Operands operands(int set) const override {
     return {buffers(set).a.data(), buffers(set).b.data(), buffers(set).c.data()};
+  }
+
+  std::optional<double> link_bytes() const override {
+    const std::optional<UnfusedShape> pair = unfused();
+    return pair ? perf::link_bytes(*pair, context_.nranks) : std::optional<double>();
+  }
+
+  // On the same shape.
+  std::unique_ptr<Problem> alone(const Context& solo) const override {
+    return std::make_unique<GemmProblem>(kind_, solo, shape_);
   }
 
  private:

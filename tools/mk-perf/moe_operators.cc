@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "element.h"
 #include "errors.h"
@@ -33,10 +34,12 @@ struct Buffers {
 class MoeProblem : public Problem {
  public:
   MoeProblem(bool combines, const Context& context, const Shape& shape)
+      : MoeProblem(combines, context, shape, ExpertRouting(shape, context.nranks)) {}
+  MoeProblem(bool combines, const Context& context, const Shape& shape, ExpertRouting routing)
       : combines_(combines),
         context_(context),
         shape_(shape),
-        routing_(shape, context.nranks),
+        routing_(std::move(routing)),
         tokens_(slice_of(shape["tokens"], context.rank, context.nranks)),
         experts_(slice_of(shape["experts"], context.rank, context.nranks)),
         rows_(routing_.rows_of(experts_)),
@@ -152,6 +155,45 @@ class MoeProblem : public Problem {
       hash = index_hash(hash, word, offset);
     }
     return hash;
+  }
+
+  std::optional<UnfusedExperts> unfused_experts() const override {
+    UnfusedExperts pair;
+    pair.combines = combines_;
+    pair.hidden = shape_["hidden"];
+    pair.inter = shape_["inter"];
+    pair.topk = routing_.topk();
+    pair.dtypes = context_.dtypes;
+    pair.exchange = make_expert_exchange(routing_, context_.rank, context_.nranks);
+    return pair;
+  }
+
+  ExpertOperands expert_operands(int set) const override {
+    const Buffers& buffers = sets_[static_cast<size_t>(set)];
+    return {buffers.rows.data(), buffers.w.data(), static_cast<const float*>(buffers.factors.data()),
+            buffers.y.data()};
+  }
+
+  // A token goes once to a rank. Each of its rows comes home: it is their rounded values that are added up.
+  std::optional<double> link_bytes() const override {
+    const auto rows = static_cast<double>(busiest_link_rows(routing_, context_.nranks, !combines_));
+    const mk_dtype_t dtype = combines_ ? context_.dtypes.out_dtype : context_.dtypes.dtype;
+    return rows * static_cast<double>(shape_["hidden"]) * static_cast<double>(element_bytes(dtype));
+  }
+
+  // Each row of this rank's experts as a token of its own, which goes to that expert alone.
+  std::unique_ptr<Problem> alone(const Context& solo) const override {
+    const int64_t num_experts = std::max<int64_t>(1, experts_.end - experts_.begin);
+    std::vector<int32_t> chosen;
+    for (const ExpertRow& row : rows_) chosen.push_back(static_cast<int32_t>(row.expert - experts_.begin));
+    const Shape shape = {{"tokens", static_cast<int64_t>(rows_.size())},
+                         {"hidden", shape_["hidden"]},
+                         {"inter", shape_["inter"]},
+                         {"experts", num_experts},
+                         {"topk", 1},
+                         {"zipf", shape_["zipf"]}};
+    return std::make_unique<MoeProblem>(combines_, solo, shape,
+                                        ExpertRouting(std::move(chosen), 1, num_experts, 1));
   }
 
  private:
@@ -377,7 +419,7 @@ mk_status_t ask_combine(const Context& context) {
 
 }  // namespace
 
-const Operator kMoeDispatchGemm = {"moe_dispatch_gemm", kKeys, ask_dispatch, validate, make<false>, false};
-const Operator kMoeGemmCombine = {"moe_gemm_combine", kKeys, ask_combine, validate, make<true>, false};
+const Operator kMoeDispatchGemm = {"moe_dispatch_gemm", kKeys, ask_dispatch, validate, make<false>};
+const Operator kMoeGemmCombine = {"moe_gemm_combine", kKeys, ask_combine, validate, make<true>};
 
 }  // namespace perf

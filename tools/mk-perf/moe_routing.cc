@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "input_matrix.h"
 
@@ -35,6 +36,28 @@ class ZipfExperts {
   std::vector<double> until_;  // sums of weights
 };
 
+// topk different ones for each token.
+std::vector<int32_t> choose_experts(const Shape& shape) {
+  const auto num_experts = static_cast<uint64_t>(shape["experts"]);
+  const ZipfExperts zipf(num_experts);
+  std::vector<int32_t> experts;
+  for (int64_t token = 0; token < shape["tokens"]; ++token) {
+    const auto first = static_cast<std::ptrdiff_t>(experts.size());
+    const auto taken = [&](uint64_t expert) {
+      return std::find(experts.begin() + first, experts.end(), static_cast<int32_t>(expert)) != experts.end();
+    };
+    for (int64_t k = 0; k < shape["topk"]; ++k) {
+      const uint64_t hash = index_hash(kSeedRouting, static_cast<uint64_t>(token), static_cast<uint64_t>(k));
+      uint64_t expert = shape["zipf"] ? zipf.choose(hash) : hash % num_experts;
+      for (int again = 1; taken(expert); ++again)
+        expert = shape["zipf"] && again < 64 ? zipf.choose(mix(hash + static_cast<uint64_t>(again)))
+                                             : (expert + 1) % num_experts;
+      experts.push_back(static_cast<int32_t>(expert));
+    }
+  }
+  return experts;
+}
+
 }  // namespace
 
 Slice slice_of(int64_t count, int rank, int nranks) {
@@ -42,25 +65,17 @@ Slice slice_of(int64_t count, int rank, int nranks) {
   return {std::min(count, rank * part), std::min(count, (rank + 1) * part)};
 }
 
-ExpertRouting::ExpertRouting(const Shape& shape, int nranks) : topk_(static_cast<int>(shape["topk"])) {
-  const auto experts = static_cast<uint64_t>(shape["experts"]);
-  const ZipfExperts zipf(experts);
-  for (int64_t token = 0; token < shape["tokens"]; ++token) {
-    const auto first = static_cast<std::ptrdiff_t>(experts_.size());
-    for (int k = 0; k < topk_; ++k) {
-      const uint64_t hash = index_hash(kSeedRouting, static_cast<uint64_t>(token), static_cast<uint64_t>(k));
-      uint64_t expert = shape["zipf"] ? zipf.choose(hash) : hash % experts;
-      for (int again = 1; taken(first, expert); ++again)
-        expert = shape["zipf"] && again < 64 ? zipf.choose(mix(hash + static_cast<uint64_t>(again)))
-                                             : (expert + 1) % experts;
-      experts_.push_back(static_cast<int32_t>(expert));
-    }
-  }
+ExpertRouting::ExpertRouting(const Shape& shape, int nranks)
+    : ExpertRouting(choose_experts(shape), static_cast<int>(shape["topk"]), shape["experts"], nranks) {}
+
+ExpertRouting::ExpertRouting(std::vector<int32_t> experts, int topk, int64_t num_experts, int nranks)
+    : topk_(topk), experts_(std::move(experts)) {
   std::vector<int64_t> rows(static_cast<size_t>(nranks));
-  const int64_t per_rank = (shape["experts"] + nranks - 1) / nranks;
+  const int64_t per_rank = (num_experts + nranks - 1) / nranks;
   for (const int32_t expert : experts_) ++rows[static_cast<size_t>(expert / per_rank)];
-  capacity_ = *std::max_element(rows.begin(), rows.end());
-  std::vector<int64_t> next(static_cast<size_t>(shape["experts"]) + 1);
+  // An operator takes none for "the worst case".
+  capacity_ = std::max<int64_t>(1, *std::max_element(rows.begin(), rows.end()));
+  std::vector<int64_t> next(static_cast<size_t>(num_experts) + 1);
   for (const int32_t expert : experts_) ++next[static_cast<size_t>(expert) + 1];
   for (size_t expert = 1; expert < next.size(); ++expert) next[expert] += next[expert - 1];
   first_rows_ = next;
@@ -78,10 +93,6 @@ std::vector<ExpertRow> ExpertRouting::rows_of(Slice experts) const {
   std::vector<ExpertRow> rows;
   for (const auto& more : by_expert) rows.insert(rows.end(), more.begin(), more.end());
   return rows;
-}
-
-bool ExpertRouting::taken(std::ptrdiff_t first, uint64_t expert) const {
-  return std::find(experts_.begin() + first, experts_.end(), static_cast<int32_t>(expert)) != experts_.end();
 }
 
 }  // namespace perf

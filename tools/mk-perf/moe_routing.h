@@ -28,6 +28,12 @@ struct ExpertRow {
 class ExpertRouting {
  public:
   ExpertRouting(const Shape& shape, int nranks);
+  // Of tokens that chose `experts`, topk each.
+  ExpertRouting(std::vector<int32_t> experts, int topk, int64_t num_experts, int nranks);
+
+  int topk() const { return topk_; }
+  int64_t num_tokens() const { return static_cast<int64_t>(experts_.size()) / topk_; }
+  int64_t num_experts() const { return static_cast<int64_t>(first_rows_.size()) - 1; }
 
   // Rows of all experts are numbered expert by expert, and in the order of tokens.
   int64_t row_number(int64_t token, int k) const {
@@ -42,8 +48,6 @@ class ExpertRouting {
   std::vector<ExpertRow> rows_of(Slice experts) const;
 
  private:
-  bool taken(std::ptrdiff_t first, uint64_t expert) const;
-
   int topk_;
   std::vector<int32_t> experts_;
   std::vector<int64_t> first_rows_;

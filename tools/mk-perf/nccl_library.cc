@@ -11,6 +11,10 @@ NcclLibrary::NcclLibrary(const std::string& path) : library_(path, {"libnccl.so.
   library_.find("ncclAllGather", all_gather);
   library_.find("ncclReduceScatter", reduce_scatter);
   library_.find("ncclAllReduce", all_reduce);
+  library_.find("ncclSend", send);
+  library_.find("ncclRecv", receive);
+  library_.find("ncclGroupStart", group_start);
+  library_.find("ncclGroupEnd", group_end);
   library_.find("ncclGetVersion", get_version_);
   library_.find("ncclGetErrorString", get_error_string_);
   library_.find_optional("ncclGetLastError", get_last_error_);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "device.h"
+#include "expert_exchange.h"
 #include "input_matrix.h"
 #include "mkernel.h"
 #include "shape.h"
@@ -54,6 +55,27 @@ struct Operands {
   void* c = nullptr;
 };
 
+// The exchange of rows and the grouped product that an expert operator stands in for; all matrices are packed,
+// the weights [local experts, inner dimension, columns].
+struct UnfusedExperts {
+  bool combines = false;  // the product comes first
+  int64_t hidden = 0;
+  int64_t inter = 0;
+  int topk = 1;
+  Dtypes dtypes;
+  ExpertExchange exchange;
+
+  int64_t product_inner() const { return combines ? inter : hidden; }
+  int64_t product_columns() const { return combines ? hidden : inter; }
+};
+
+struct ExpertOperands {
+  const void* rows = nullptr;  // dispatch: this rank's tokens; combine: its expert rows
+  const void* w = nullptr;
+  const float* factors = nullptr;  // combine: [tokens, topk]
+  void* y = nullptr;
+};
+
 struct Check {
   bool exact = true;          // integers: equal to the last bit
   bool complete = true;       // every element written, none beyond
@@ -84,6 +106,13 @@ class Problem {
   // nullopt: mk-perf knows of no such pair.
   virtual std::optional<UnfusedShape> unfused() const { return std::nullopt; }
   virtual Operands operands(int) const { return {}; }  // of a set, on the device
+  // The same of an expert operator.
+  virtual std::optional<UnfusedExperts> unfused_experts() const { return std::nullopt; }
+  virtual ExpertOperands expert_operands(int) const { return {}; }
+  // That the busiest rank moves to or from others, however the operator goes about it; all ranks on one node.
+  virtual std::optional<double> link_bytes() const { return std::nullopt; }
+  // This rank's product for one rank by itself; nullptr where there is no such thing.
+  virtual std::unique_ptr<Problem> alone(const Context&) const { return nullptr; }
 };
 
 struct Operator {
@@ -96,7 +125,7 @@ struct Operator {
   void (*validate)(const Shape& shape, int nranks);
   // nullptr: mk-perf cannot run it yet.
   std::unique_ptr<Problem> (*make)(const Context& context, const Shape& shape);
-  // Does one rank by itself do the work of a rank among many on the same shape? Then it is timed, too.
+  // Can one rank by itself do the work of a rank among many (Problem::alone)? Then it is timed, too.
   bool alone_comparable = true;
 };
 

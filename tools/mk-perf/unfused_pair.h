@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The baseline: what a call site does without libmkernel, an NCCL collective and a cublasLt product.
+// The baseline: what a call site does without libmkernel, an NCCL collective and a product of cuBLAS.
 #pragma once
 
 #include <memory>
@@ -20,6 +20,8 @@ class UnfusedPair {
   virtual void run_pair(int set) = 0;
   virtual void run_product(int set) = 0;     // alone
   virtual void run_collective(int set) = 0;  // alone
+  // Of what it chose among several ways, "" where there is one.
+  virtual std::string description() const { return {}; }
   // The output of run_pair beside that of the fused operator, over this rank's rows.
   virtual MatrixDifference difference(int set) = 0;
 };
@@ -32,6 +34,10 @@ class UnfusedLibraries {
   // Called by all ranks. nullptr, and why in `problem`, where the pair does not do what the operator does.
   virtual std::unique_ptr<UnfusedPair> make_pair(const UnfusedShape& shape, const std::vector<Operands>& sets,
                                                  std::string& problem) = 0;
+  // The same for an expert operator.
+  virtual std::unique_ptr<UnfusedPair> make_experts(const UnfusedExperts& experts,
+                                                    const std::vector<ExpertOperands>& sets,
+                                                    std::string& problem) = 0;
 };
 
 struct UnfusedPaths {
