@@ -165,16 +165,27 @@ class Benchmark {
     result.mode = mode;
     result.fused = figures.fused;
     result.baseline_us = figures.baseline_us;
-    result.gemm_us = figures.gemm_us;
+    if (op.alone_shape) {
+      result.alone_us = figures.alone_us;
+      if (info_.nranks > 1 && result.alone_us) *result.alone_us *= op.alone_shape(shape, info_.nranks).factor;
+    } else {
+      result.gemm_us = figures.alone_us;
+    }
     result.cublas_us = figures.cublas_us;
     result.collective_us = figures.collective_us;
-    if (const std::optional<UnfusedShape> pair = problem.unfused(); pair && equipment_->link())
-      result.link_us = transfer_us(link_bytes(*pair, info_.nranks), equipment_->link()->best());
-    result.roofline_us = roofline_us(result.gemm_us, result.cublas_us, result.link_us);
+    if (const std::optional<double> bytes = bytes_to_send(problem); bytes && equipment_->link())
+      result.link_us = transfer_us(*bytes, equipment_->link()->best());
+    result.roofline_us =
+        roofline_us(op.alone_shape ? result.alone_us : result.gemm_us, result.cublas_us, result.link_us);
     result.tflops = problem.flops() / figures.fused.median_us * 1e-6;
     result.sm_mhz = figures.readings.sm_mhz;
     result.watts = figures.readings.watts;
     return result;
+  }
+
+  std::optional<double> bytes_to_send(const Problem& problem) const {
+    if (const std::optional<UnfusedShape> pair = problem.unfused()) return link_bytes(*pair, info_.nranks);
+    return problem.bytes_to_send();
   }
 
   // A thousand calls, but fewer of long ones: what the host does does not depend on the shape.
@@ -237,7 +248,7 @@ class Benchmark {
     return {worst[0] == 0.0, worst[1] == 0.0, worst[2] == 0.0, worst[3]};
   }
 
-  // The same shape on every rank by itself, all at once: the operator without its communication.
+  // As much work on every rank by itself, all at once: the operator without its communication.
   std::optional<Rotation> alone_of(const Operator& op, const Shape& shape) {
     if (info_.nranks == 1 || !op.alone_comparable) return std::nullopt;
     if (!solo_) solo_ = std::make_unique<SoloCommunicator>(info_);
@@ -246,7 +257,8 @@ class Benchmark {
     solo_context.comm = solo_->get();
     solo_context.rank = 0;
     solo_context.nranks = 1;
-    std::optional<Rotation> alone = rotation_of(op, solo_context, shape);
+    std::optional<Rotation> alone =
+        rotation_of(op, solo_context, op.alone_shape ? op.alone_shape(shape, info_.nranks).shape : shape);
     for (int set = 0; set < alone->num_sets(); ++set) alone->problem().fill(set, Pattern::kRandom);
     return alone;
   }

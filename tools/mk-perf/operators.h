@@ -84,6 +84,15 @@ class Problem {
   // nullopt: mk-perf knows of no such pair.
   virtual std::optional<UnfusedShape> unfused() const { return std::nullopt; }
   virtual Operands operands(int) const { return {}; }  // of a set, on the device
+  // That the busiest rank has to send to others however the operator goes about it, all ranks on one node.
+  // nullopt: those of unfused(), if any.
+  virtual std::optional<double> bytes_to_send() const { return std::nullopt; }
+};
+
+// What one rank by itself is timed with, and what its time is multiplied by.
+struct AloneShape {
+  Shape shape;
+  double factor = 1;
 };
 
 struct Operator {
@@ -96,8 +105,10 @@ struct Operator {
   void (*validate)(const Shape& shape, int nranks);
   // nullptr: mk-perf cannot run it yet.
   std::unique_ptr<Problem> (*make)(const Context& context, const Shape& shape);
-  // Does one rank by itself do the work of a rank among many on the same shape? Then it is timed, too.
+  // Is one rank by itself timed, too, with the work of a rank among many?
   bool alone_comparable = true;
+  // That work. nullptr: the same shape.
+  AloneShape (*alone_shape)(const Shape& shape, int nranks) = nullptr;
 };
 
 extern const Operator kAllgatherGemm;
