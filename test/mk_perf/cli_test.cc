@@ -152,8 +152,8 @@ TEST_CASE("all operators of the host run, pass their checks and come as a table 
   std::vector<std::string> operators;
   for (const Value& result : document["results"].items) {
     CHECK(result.keys() ==
-          "operator device ranks nodes shape dtype mode check fused_us baseline_us gemm_us collective_us "
-          "roofline_us tflops cublas_us link_us host_us sm_mhz watts");
+          "operator device ranks nodes shape dtype mode check fused_us baseline_us gemm_us alone_us "
+          "collective_us roofline_us tflops cublas_us link_us host_us sm_mhz watts");
     operators.push_back(result["operator"].text);
     CHECK(result["device"].text == "host");
     CHECK(result["ranks"].number == 2);
@@ -170,6 +170,7 @@ TEST_CASE("all operators of the host run, pass their checks and come as a table 
     CHECK(result["check"]["exact"].truth);
     CHECK(result["check"]["relative_error"].number <= 5e-3);
     CHECK((is_attention ? result["gemm_us"].is(Type::kNull) : result["gemm_us"].number > 0));
+    CHECK((is_attention ? result["alone_us"].number > 0 : result["alone_us"].is(Type::kNull)));
     check_figures(result);
   }
   for (const char* name : {"allgather_gemm", "allgather_gemm_wgrad", "gemm_reduce_scatter", "gemm_allreduce",

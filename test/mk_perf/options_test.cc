@@ -183,7 +183,12 @@ TEST_CASE("presets follow the splits of tensor parallelism") {
   CHECK(decode.back().text() == "m=1024,n=8192,k=7168");
   CHECK(preset_shapes("deepseek-v3", "moe_dispatch_gemm", 8).front().text() ==
         "tokens=8192,hidden=7168,inter=2048,experts=256,topk=8");
-  for (const char* preset : {"default", "square", "llama3-70b", "deepseek-v3"}) {
+  const std::vector<Shape> ring = preset_shapes("ring-attention", "ring_attention", 4);
+  REQUIRE(ring.size() == 10);
+  CHECK(ring.front().text() == "batch=4,seq=6144,heads=16,kv_heads=16,dim=128,causal=0,zigzag=0");
+  CHECK(ring.back().text() == "batch=4,seq=98304,heads=16,kv_heads=16,dim=128,causal=1,zigzag=1");
+  CHECK(preset_shapes("ring-attention", "gemm_allreduce", 4).empty());
+  for (const char* preset : {"default", "square", "llama3-70b", "deepseek-v3", "ring-attention"}) {
     for (const int nranks : {1, 2, 4, 8, 16}) {
       CHECK(refusal_of({"all", "--preset", preset}, nranks) == "");
     }

@@ -81,11 +81,12 @@ TEST_CASE("columns that no line has a figure for are left out, but for the basel
   Result result = example();
   const Schedule schedule = {Mode::kIsolated, 3, 20};
   const std::string host = table_text({result}, schedule);
-  for (const char* column : {"cublas us", "link us", "x roofline", "host us", "SM MHz", "  W  "})
+  for (const char* column : {"alone us", "cublas us", "link us", "x roofline", "host us", "SM MHz", "  W  "})
     CHECK(!contains(host, column));
   for (const char* column : {"baseline us", "speed-up", "collective us", "roofline us"})
     CHECK(contains(host, column));
   Result measured = result;
+  measured.alone_us = 10.5;
   measured.cublas_us = 11.5;
   measured.link_us = 9;
   measured.roofline_us = 11.5;
@@ -93,8 +94,8 @@ TEST_CASE("columns that no line has a figure for are left out, but for the basel
   measured.sm_mhz = 1755;
   measured.watts = 612.4;
   const std::string table = table_text({result, measured}, schedule);
-  for (const char* part :
-       {"cublas us", "link us", "x roofline", "host us", "SM MHz", "11.5", "1.09", "4.5", "1755", "612"})
+  for (const char* part : {"alone us", "10.5", "cublas us", "link us", "x roofline", "host us", "SM MHz",
+                           "11.5", "1.09", "4.5", "1755", "612"})
     CHECK(contains(table, part));
 }
 
@@ -150,6 +151,7 @@ TEST_CASE("the JSON has every key, absent figures null") {
                            "\"max\": 20",
                            "\"baseline_us\": null",
                            "\"gemm_us\": null",
+                           "\"alone_us\": null",
                            "\"collective_us\": null",
                            "\"roofline_us\": null",
                            "\"tflops\": 0.01",

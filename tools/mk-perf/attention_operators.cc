@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "attention_reference.h"
+#include "attention_work.h"
 #include "element.h"
 #include "errors.h"
 #include "operators.h"
@@ -14,25 +15,10 @@
 namespace perf {
 namespace {
 
-// About a quarter of a second of reference a set and pattern.
+// About a quarter of a second of reference a pattern; on the host executor, whose shapes are small, a set and
+// pattern.
 constexpr int64_t kMaxReferenceProducts = int64_t{1} << 27;
 constexpr double kLseErrorLimit = 1e-4;
-
-std::vector<int64_t> slice(int64_t seq, int64_t parts, int64_t part) {
-  const int64_t length = (seq + parts - 1) / parts;
-  std::vector<int64_t> positions;
-  for (int64_t at = part * length; at < std::min(seq, (part + 1) * length); ++at) positions.push_back(at);
-  return positions;
-}
-
-// The slices of mkernel.h: slice r of W, or with zigzag slices r and 2W-1-r of 2W.
-std::vector<int64_t> positions_of(const Shape& shape, int rank, int nranks) {
-  if (!shape["zigzag"]) return slice(shape["seq"], nranks, rank);
-  std::vector<int64_t> positions = slice(shape["seq"], 2 * nranks, rank);
-  const std::vector<int64_t> more = slice(shape["seq"], 2 * nranks, 2 * nranks - 1 - rank);
-  positions.insert(positions.end(), more.begin(), more.end());
-  return positions;
-}
 
 // A set of a rank's tensors; those of the gradients are empty for the forward operator.
 struct Buffers {
@@ -45,14 +31,23 @@ class AttentionProblem : public Problem {
       : backward_(backward),
         context_(context),
         shape_(shape),
-        positions_(positions_of(shape, context.rank, context.nranks)) {}
+        positions_(attention_positions(shape, context.rank, context.nranks)) {}
 
-  // Two products a pair of query and key forward, five backward: recomputing the weights is not counted.
+  // Two products a pair of query and key forward, five backward: recomputing the weights is not counted. The
+  // mean of the ranks.
   double flops() const override {
-    double pairs = 0;
-    for (const int64_t position : positions_) pairs += static_cast<double>(inputs(0).num_visible(position));
-    return (backward_ ? 10 : 4) * pairs *
+    return (backward_ ? 10 : 4) * all_visible_pairs(shape_) / context_.nranks *
            static_cast<double>(shape_["batch"] * shape_["heads"] * shape_["dim"]);
+  }
+
+  std::optional<double> link_bytes() const override {
+    return attention_link_bytes(shape_, context_.nranks, backward_);
+  }
+
+  // As much to compute; what little is more or less is attention_alone_shape's factor.
+  std::unique_ptr<Problem> alone(const Context& solo) const override {
+    return std::make_unique<AttentionProblem>(backward_, solo,
+                                              attention_alone_shape(shape_, context_.nranks).shape);
   }
 
   size_t bytes_per_set() const override {
@@ -76,11 +71,11 @@ class AttentionProblem : public Problem {
     patterns_[static_cast<size_t>(set)] = pattern;
     const AttentionInputs in = inputs(set);
     const Buffers& buffers = sets_[static_cast<size_t>(set)];
-    fill_tensor(buffers.q, in.heads, [&](auto... at) { return in.q(at...); });
-    fill_tensor(buffers.k, in.kv_heads, [&](auto... at) { return in.k(at...); });
-    fill_tensor(buffers.v, in.kv_heads, [&](auto... at) { return in.v(at...); });
+    fill_tensor(buffers.q, in, AttentionTensor::kQ);
+    fill_tensor(buffers.k, in, AttentionTensor::kK);
+    fill_tensor(buffers.v, in, AttentionTensor::kV);
     if (backward_) {
-      fill_tensor(buffers.d_o, in.heads, [&](auto... at) { return in.d_o(at...); });
+      fill_tensor(buffers.d_o, in, AttentionTensor::kDO);
       // What the gradients are given: all ranks are here together.
       run_forward(set);
       require(mk_comm_synchronize(context_.comm, context_.device->stream()), "mk_comm_synchronize",
@@ -90,18 +85,15 @@ class AttentionProblem : public Problem {
   }
 
   void poison(int set) override {
-    const Buffers& buffers = sets_[static_cast<size_t>(set)];
-    const auto spoil = [&](const DeviceBuffer& buffer, mk_dtype_t dtype) {
-      staging_.resize(buffer.bytes());
-      poison_elements(dtype, staging_.data(), static_cast<int64_t>(buffer.bytes() / element_bytes(dtype)));
-      buffer.upload(staging_.data());
-    };
-    const mk_dtype_t dtype = context_.dtypes.dtype;
-    if (backward_) {
-      for (const auto* buffer : {&buffers.dq, &buffers.dk, &buffers.dv}) spoil(*buffer, dtype);
-    } else {
-      spoil(buffers.o, dtype);
-      spoil(buffers.lse, MK_DTYPE_FP32);
+    for (const DeviceMatrix& output : outputs(set)) {
+      const int64_t elements = output.rows * output.cols;
+      if (context_.device->matrices) {
+        context_.device->matrices->poison(output.data, output.dtype, elements);
+        continue;
+      }
+      staging_.resize(bytes_of(output));
+      poison_elements(output.dtype, staging_.data(), elements);
+      context_.device->upload(output.data, staging_.data(), staging_.size());
     }
   }
 
@@ -121,48 +113,66 @@ class AttentionProblem : public Problem {
   }
 
   void check(int set, Pattern pattern, Check& result) override {
-    const AttentionReference reference =
-        attention_reference(inputs(set), positions_, backward_, kMaxReferenceProducts);
-    const Buffers& buffers = sets_[static_cast<size_t>(set)];
+    const int64_t max_products =
+        kMaxReferenceProducts / (context_.device->matrices ? static_cast<int64_t>(sets_.size()) : 1);
+    std::vector<int64_t> positions;
+    for (int64_t row = 0; row < positions_.rows(); ++row) positions.push_back(positions_.of_row(row));
+    const AttentionReference reference = attention_reference(inputs(set), positions, backward_, max_products);
     result.whole = reference.whole;
     result.relative_error_limit = relative_error_limit(context_.dtypes.dtype);
+    const std::vector<DeviceMatrix> all = outputs(set);
     if (backward_) {
-      check_tensor("dq", buffers.dq, shape_["heads"], reference.query_rows, reference.dq, pattern, result);
-      check_tensor("dk", buffers.dk, shape_["kv_heads"], reference.key_rows, reference.dk, pattern, result);
-      check_tensor("dv", buffers.dv, shape_["kv_heads"], reference.key_rows, reference.dv, pattern, result);
+      check_tensor("dq", all[0], reference.query_rows, reference.dq, pattern, result);
+      check_tensor("dk", all[1], reference.key_rows, reference.dk, pattern, result);
+      check_tensor("dv", all[2], reference.key_rows, reference.dv, pattern, result);
     } else {
-      check_tensor("o", buffers.o, shape_["heads"], reference.query_rows, reference.o, pattern, result);
-      check_lse(buffers.lse, reference, result);
+      check_tensor("o", all[0], reference.query_rows, reference.o, pattern, result);
+      check_lse(all[1], reference, result);
     }
   }
 
   uint64_t output_hash(int set) override {
-    const Buffers& buffers = sets_[static_cast<size_t>(set)];
     uint64_t hash = 0;
-    const auto add = [&](const DeviceBuffer& buffer) {
-      download(buffer);
+    for (const DeviceMatrix& output : outputs(set)) {
+      if (context_.device->matrices) {
+        hash = index_hash(hash, context_.device->matrices->scan(output).hash, 0);
+        continue;
+      }
+      download(output);
       for (size_t offset = 0; offset < staging_.size(); offset += 8) {
         uint64_t word = 0;
         std::memcpy(&word, staging_.data() + offset, std::min<size_t>(8, staging_.size() - offset));
         hash = index_hash(hash, word, offset);
       }
-    };
-    if (backward_) {
-      for (const auto* buffer : {&buffers.dq, &buffers.dk, &buffers.dv}) add(*buffer);
-    } else {
-      add(buffers.o);
-      add(buffers.lse);
     }
     return hash;
   }
 
  private:
   size_t vectors(const char* heads) const {
-    return static_cast<size_t>(shape_["batch"] * shape_[heads]) * positions_.size();
+    return static_cast<size_t>(shape_["batch"] * shape_[heads] * positions_.rows());
   }
   size_t query_bytes() const { return vectors("heads") * static_cast<size_t>(shape_["dim"]) * 2; }
   size_t key_bytes() const { return vectors("kv_heads") * static_cast<size_t>(shape_["dim"]) * 2; }
   size_t lse_bytes() const { return vectors("heads") * sizeof(float); }
+
+  // What a launch writes, rows of dim elements; of lse rows of a head.
+  std::vector<DeviceMatrix> outputs(int set) const {
+    const Buffers& buffers = sets_[static_cast<size_t>(set)];
+    const int64_t dim = shape_["dim"];
+    const auto tensor = [&](const DeviceBuffer& buffer, const char* heads) {
+      return DeviceMatrix{buffer.data(), context_.dtypes.dtype, static_cast<int64_t>(vectors(heads)), dim, dim};
+    };
+    if (backward_)
+      return {tensor(buffers.dq, "heads"), tensor(buffers.dk, "kv_heads"), tensor(buffers.dv, "kv_heads")};
+    const int64_t own = positions_.rows();
+    return {tensor(buffers.o, "heads"),
+            {buffers.lse.data(), MK_DTYPE_FP32, shape_["batch"] * shape_["heads"], own, own}};
+  }
+
+  static size_t bytes_of(const DeviceMatrix& matrix) {
+    return static_cast<size_t>(matrix.rows * matrix.cols) * element_bytes(matrix.dtype);
+  }
 
   AttentionInputs inputs(int set) const {
     return {shape_["batch"],
@@ -203,39 +213,75 @@ class AttentionProblem : public Problem {
             context_.comm);
   }
 
-  template <typename Value>
-  void fill_tensor(const DeviceBuffer& buffer, int heads, Value value) {
+  void fill_tensor(const DeviceBuffer& buffer, const AttentionInputs& in, AttentionTensor tensor) {
+    if (context_.device->matrices)
+      return context_.device->matrices->fill_attention(buffer.data(), in, tensor, positions_);
     staging_.resize(buffer.bytes());
     int64_t at = 0;
-    for (int64_t b = 0; b < shape_["batch"]; ++b) {
-      for (const int64_t position : positions_) {
-        for (int head = 0; head < heads; ++head) {
-          for (int d = 0; d < shape_["dim"]; ++d)
-            store_element(context_.dtypes.dtype, staging_.data(), at++, value(b, position, head, d));
+    for (int64_t b = 0; b < in.batch; ++b) {
+      for (int64_t row = 0; row < positions_.rows(); ++row) {
+        for (int head = 0; head < in.heads_of(tensor); ++head) {
+          for (int d = 0; d < in.dim; ++d)
+            store_element(in.dtype, staging_.data(), at++,
+                          in.unrounded(tensor, b, positions_.of_row(row), head, d));
         }
       }
     }
     buffer.upload(staging_.data());
   }
 
-  void download(const DeviceBuffer& buffer) {
-    staging_.resize(buffer.bytes());
-    buffer.download(staging_.data());
+  void download(const DeviceMatrix& matrix) {
+    staging_.resize(bytes_of(matrix));
+    if (!staging_.empty()) context_.device->download(staging_.data(), matrix.data, staging_.size());
   }
 
-  void check_tensor(const char* name, const DeviceBuffer& buffer, int64_t heads,
-                    const std::vector<int64_t>& rows, const std::vector<double>& reference, Pattern pattern,
-                    Check& result) {
-    download(buffer);
-    const int64_t dim = shape_["dim"];
-    const int64_t all = shape_["batch"] * static_cast<int64_t>(positions_.size()) * heads;
+  // The rows alone, one below the other.
+  void download(const DeviceMatrix& matrix, const std::vector<int64_t>& rows) {
+    if (static_cast<int64_t>(rows.size()) == matrix.rows) return download(matrix);
+    const size_t row_bytes = static_cast<size_t>(matrix.cols) * element_bytes(matrix.dtype);
+    staging_.resize(row_bytes * rows.size());
+    for (size_t row = 0; row < rows.size(); ++row) {
+      context_.device->download(
+          staging_.data() + row * row_bytes,
+          static_cast<const char*>(matrix.data) + static_cast<size_t>(rows[row]) * row_bytes, row_bytes);
+    }
+  }
+
+  // "" where every element was written.
+  std::string scanned(const DeviceMatrix& matrix) const {
+    const MatrixScan scan = context_.device->matrices->scan(matrix);
+    if (scan.first_bad < 0) return "";
+    return "row " + std::to_string(scan.first_bad / matrix.cols) + ", column " +
+           std::to_string(scan.first_bad % matrix.cols) + ": never written, or not finite";
+  }
+
+  Comparison compared(const DeviceMatrix& matrix, const std::vector<int64_t>& rows,
+                      const std::vector<double>& reference, bool integers) {
     Sample sample;
     sample.rows = rows;
-    sample.cols.resize(static_cast<size_t>(dim));
+    sample.cols.resize(static_cast<size_t>(matrix.cols));
     std::iota(sample.cols.begin(), sample.cols.end(), 0);
+    if (!context_.device->matrices) {
+      download(matrix);
+      return compare({staging_.data(), matrix.dtype, matrix.rows, matrix.cols, matrix.cols}, sample, reference,
+                     integers);
+    }
+    const std::string unwritten = scanned(matrix);
+    download(matrix, rows);
+    std::iota(sample.rows.begin(), sample.rows.end(), 0);
+    const auto num_rows = static_cast<int64_t>(rows.size());
+    Comparison comparison = compare({staging_.data(), matrix.dtype, num_rows, matrix.cols, matrix.cols}, sample,
+                                    reference, integers);
+    if (unwritten.empty()) return comparison;
+    comparison.complete = false;
+    comparison.problem = unwritten;
+    return comparison;
+  }
+
+  void check_tensor(const char* name, const DeviceMatrix& matrix, const std::vector<int64_t>& rows,
+                    const std::vector<double>& reference, Pattern pattern, Check& result) {
     const bool integers = pattern == Pattern::kIntegers;
-    const Comparison comparison =
-        compare({staging_.data(), context_.dtypes.dtype, all, dim, dim}, sample, reference, integers);
+    const Comparison comparison = compared(matrix, rows, reference, integers);
     result.complete = result.complete && comparison.complete;
     if (integers) {
       result.exact = result.exact && comparison.exact;
@@ -248,28 +294,33 @@ class AttentionProblem : public Problem {
   }
 
   // lse is [batch][heads][row]; it is part of the result as a whole, whatever the inputs.
-  void check_lse(const DeviceBuffer& buffer, const AttentionReference& reference, Check& result) {
-    download(buffer);
-    const auto own = static_cast<int64_t>(positions_.size());
+  void check_lse(const DeviceMatrix& lse, const AttentionReference& reference, Check& result) {
+    const auto note = [&](const std::string& problem) {
+      result.complete = false;
+      if (result.problem.empty()) result.problem = "lse" + problem;
+    };
+    if (context_.device->matrices) {
+      const std::string unwritten = scanned(lse);
+      if (!unwritten.empty()) note(", " + unwritten);
+    }
+    download(lse);
     for (size_t at = 0; at < reference.query_rows.size(); ++at) {
       const int64_t row = reference.query_rows[at];
       const int64_t head = row % shape_["heads"];
-      const int64_t b = row / shape_["heads"] / own;
-      const int64_t place = (b * shape_["heads"] + head) * own + row / shape_["heads"] % own;
+      const int64_t b = row / shape_["heads"] / lse.cols;
+      const int64_t place = (b * shape_["heads"] + head) * lse.cols + row / shape_["heads"] % lse.cols;
       const double seen = load_element(MK_DTYPE_FP32, staging_.data(), place);
       const double expected = reference.lse[at];
       if (std::fabs(seen - expected) <= kLseErrorLimit * std::max(1.0, std::fabs(expected))) continue;
-      result.complete = false;
-      if (result.problem.empty())
-        result.problem = "lse[" + std::to_string(place) + "]: expected " + std::to_string(expected) + ", saw " +
-                         std::to_string(seen);
+      note("[" + std::to_string(place) + "]: expected " + std::to_string(expected) + ", saw " +
+           std::to_string(seen));
     }
   }
 
   bool backward_;
   Context context_;
   Shape shape_;
-  std::vector<int64_t> positions_;
+  AttentionPositions positions_;
   std::vector<Pattern> patterns_;  // of the inputs of each set
   std::vector<Buffers> sets_;
   std::vector<unsigned char> staging_;
@@ -315,7 +366,8 @@ const Operator kRingAttention = {"ring_attention",
                                  [](const Context& context, const Shape& shape) -> std::unique_ptr<Problem> {
                                    return std::make_unique<AttentionProblem>(false, context, shape);
                                  },
-                                 false};
+                                 true,
+                                 attention_alone_shape};
 
 const Operator kRingAttentionBackward = {
     "ring_attention_backward",
@@ -328,6 +380,7 @@ const Operator kRingAttentionBackward = {
     [](const Context& context, const Shape& shape) -> std::unique_ptr<Problem> {
       return std::make_unique<AttentionProblem>(true, context, shape);
     },
-    false};
+    true,
+    attention_alone_shape};
 
 }  // namespace perf

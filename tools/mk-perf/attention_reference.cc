@@ -11,8 +11,6 @@
 namespace perf {
 namespace {
 
-constexpr int kMostBits = 40;
-
 // Row-major values of one (batch, head).
 using Rows = std::vector<double>;
 
@@ -32,14 +30,13 @@ class Builder {
   void run(bool keys) {
     for (int64_t b = 0; b < in_.batch; ++b) {
       for (int kv_head = 0; kv_head < in_.kv_heads; ++kv_head) {
-        load_keys(b, kv_head);
+        bool loaded = false;  // as costly as what follows; a small sample asks for few heads
         const int group = in_.heads / in_.kv_heads;
         for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-          if (keys) {
-            for (int64_t position = 0; position < in_.seq; ++position) attend(b, head, position, true);
-          } else {
-            for (const int64_t position : asked(b, head)) attend(b, head, position, false);
-          }
+          const std::vector<int64_t> queries = keys ? all_positions() : asked(b, head);
+          if (!loaded && !queries.empty()) load_keys(b, kv_head);
+          loaded = loaded || !queries.empty();
+          for (const int64_t position : queries) attend(b, head, position, keys);
         }
       }
     }
@@ -76,6 +73,12 @@ class Builder {
         values_[static_cast<size_t>(position * dim + d)] = in_.v(b, position, kv_head, d);
       }
     }
+  }
+
+  std::vector<int64_t> all_positions() const {
+    std::vector<int64_t> positions(static_cast<size_t>(in_.seq));
+    std::iota(positions.begin(), positions.end(), 0);
+    return positions;
   }
 
   // Positions of the sampled queries of one head.
@@ -158,35 +161,17 @@ class Builder {
 
 }  // namespace
 
-int64_t AttentionInputs::picked(int64_t b, int64_t position, int head) const {
-  const uint64_t hash =
-      index_hash(seed + 9, static_cast<uint64_t>(b * heads + head), static_cast<uint64_t>(position));
-  return static_cast<int64_t>(hash % static_cast<uint64_t>(num_visible(position)));
-}
-
-namespace {
-
-float code(int64_t position, int d) { return d >= kMostBits ? 0.0f : position >> d & 1 ? 1.0f : -1.0f; }
-
-float number(const AttentionInputs& in, uint64_t tensor, int64_t row, int d) {
-  return InputMatrix{in.pattern, in.dtype, in.seed + tensor, 1}.value(row, d);
-}
-
-}  // namespace
-
 float AttentionInputs::q(int64_t b, int64_t position, int head, int d) const {
-  if (pattern == Pattern::kIntegers) return 64 * code(picked(b, position, head), d);
-  return 2 * number(*this, 1, (b * seq + position) * heads + head, d);
+  return round_to(dtype, unrounded(AttentionTensor::kQ, b, position, head, d));
 }
 float AttentionInputs::k(int64_t b, int64_t position, int head, int d) const {
-  if (pattern == Pattern::kIntegers) return code(position, d);
-  return 2 * number(*this, 2, (b * seq + position) * kv_heads + head, d);
+  return round_to(dtype, unrounded(AttentionTensor::kK, b, position, head, d));
 }
 float AttentionInputs::v(int64_t b, int64_t position, int head, int d) const {
-  return number(*this, 3, (b * seq + position) * kv_heads + head, d);
+  return round_to(dtype, unrounded(AttentionTensor::kV, b, position, head, d));
 }
 float AttentionInputs::d_o(int64_t b, int64_t position, int head, int d) const {
-  return number(*this, 4, (b * seq + position) * heads + head, d);
+  return round_to(dtype, unrounded(AttentionTensor::kDO, b, position, head, d));
 }
 
 float AttentionInputs::scale() const { return pattern == Pattern::kIntegers ? 1.0f : 0.0f; }

@@ -166,12 +166,18 @@ class Benchmark {
     result.mode = mode;
     result.fused = figures.fused;
     result.baseline_us = figures.baseline_us;
-    result.gemm_us = figures.gemm_us;
+    if (op.alone_shape) {
+      result.alone_us = figures.alone_us;
+      if (info_.nranks > 1 && result.alone_us) *result.alone_us *= op.alone_shape(shape, info_.nranks).factor;
+    } else {
+      result.gemm_us = figures.alone_us;
+    }
     result.cublas_us = figures.cublas_us;
     result.collective_us = figures.collective_us;
     if (const std::optional<double> bytes = problem.link_bytes(); bytes && equipment_->link())
       result.link_us = transfer_us(*bytes, equipment_->link()->best());
-    result.roofline_us = roofline_us(result.gemm_us, result.cublas_us, result.link_us);
+    result.roofline_us =
+        roofline_us(op.alone_shape ? result.alone_us : result.gemm_us, result.cublas_us, result.link_us);
     result.tflops = problem.flops() / figures.fused.median_us * 1e-6;
     result.sm_mhz = figures.readings.sm_mhz;
     result.watts = figures.readings.watts;
@@ -238,7 +244,7 @@ class Benchmark {
     return {worst[0] == 0.0, worst[1] == 0.0, worst[2] == 0.0, worst[3]};
   }
 
-  // The same product on every rank by itself, all at once: the operator without its communication.
+  // As much work on every rank by itself, all at once: the operator without its communication.
   std::optional<Rotation> alone_of(const Operator& op, const Problem& problem) {
     if (info_.nranks == 1 || !op.alone_comparable) return std::nullopt;
     if (!solo_) solo_ = std::make_unique<SoloCommunicator>(info_);

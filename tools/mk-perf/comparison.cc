@@ -62,14 +62,14 @@ Figures ShapeComparison::measure_all(const Schedule& schedule) {
   // One rank alone has nothing to exchange.
   const bool several = track_.context.nranks > 1;
   if (pair_ && several) add_pair(figures.baseline_us, true, &UnfusedPair::run_pair);
-  if (alone_) add(figures.gemm_us, alone_->candidate(!on_gpus));
+  if (alone_) add(figures.alone_us, alone_->candidate(!on_gpus));
   if (pair_) add_pair(figures.cublas_us, !several, &UnfusedPair::run_product);
   if (pair_ && several) add_pair(figures.collective_us, false, &UnfusedPair::run_collective);
 
   const std::vector<Timing> timings = measure(candidates, track_, schedule);
   for (size_t i = 0; i < timings.size(); ++i) *medians[i] = timings[i].median_us;
   figures.fused = timings.front();
-  if (!several) figures.gemm_us = fused_median;
+  if (!several) figures.alone_us = fused_median;
   if (track_.sensors) {
     const SensorReadings own = track_.sensors->take_medians();
     const std::vector<double> worst = track_.group.maximum({-own.sm_mhz.value_or(0), own.watts.value_or(0)});

@@ -17,7 +17,7 @@ namespace perf {
 struct Figures {
   Timing fused;
   std::optional<double> baseline_us;
-  std::optional<double> gemm_us;
+  std::optional<double> alone_us;  // the operator among one rank
   std::optional<double> cublas_us;
   std::optional<double> collective_us;
   SensorReadings readings;  // of the slowest clock and the highest power of all ranks

@@ -12,6 +12,7 @@ namespace {
 
 constexpr int NUM_CTAS = 1024;
 constexpr int NUM_THREADS = 256;
+constexpr int WARP_SIZE = 32;
 
 // Scratch memory for what a kernel finds.
 template <typename T>
@@ -58,6 +59,23 @@ __global__ void fill_kernel(DeviceMatrix matrix, InputMatrix input, int64_t row,
         value = transposed ? input.unrounded_value(row + c, col + r) : input.unrounded_value(row + r, col + c);
       store(elements + r * matrix.ld + c, value);
     }
+  }
+}
+
+// A warp a row.
+template <typename Element>
+__global__ void fill_attention_kernel(Element* elements, AttentionInputs inputs, AttentionTensor tensor,
+                                      AttentionPositions positions) {
+  const int heads = inputs.heads_of(tensor);
+  const int64_t rows = inputs.batch * positions.rows() * heads;
+  for (int64_t at = blockIdx.x * int64_t{blockDim.y} + threadIdx.y; at < rows;
+       at += int64_t{gridDim.x} * blockDim.y) {
+    const int64_t row = at / heads;
+    const int head = static_cast<int>(at - row * heads);
+    const int64_t b = row / positions.rows();
+    const int64_t position = positions.of_row(row - b * positions.rows());
+    for (int d = threadIdx.x; d < inputs.dim; d += blockDim.x)
+      store(elements + at * inputs.dim + d, inputs.unrounded(tensor, b, position, head, d));
   }
 }
 
@@ -132,6 +150,16 @@ void fill(const DeviceMatrix& matrix, const InputMatrix& input, int64_t row, int
   wait("filling an input matrix");
 }
 
+void fill_attention(void* data, const AttentionInputs& inputs, AttentionTensor tensor,
+                    const AttentionPositions& positions) {
+  if (!positions.rows()) return;
+  with_element(inputs.dtype, [&](auto element) {
+    fill_attention_kernel<<<NUM_CTAS, dim3(WARP_SIZE, NUM_THREADS / WARP_SIZE)>>>(
+        static_cast<decltype(element)*>(data), inputs, tensor, positions);
+  });
+  wait("filling an input tensor");
+}
+
 uint32_t poison_bits(mk_dtype_t dtype) {
   uint32_t bits = 0;
   poison_elements(dtype, &bits, 1);
@@ -172,6 +200,6 @@ MatrixDifference difference(const DeviceMatrix& matrix, const DeviceMatrix& refe
 
 }  // namespace
 
-const MatrixOperations kCudaMatrices = {fill, poison, scan, difference};
+const MatrixOperations kCudaMatrices = {fill, fill_attention, poison, scan, difference};
 
 }  // namespace perf

@@ -7,6 +7,7 @@
 #include <functional>
 #include <string>
 
+#include "attention_inputs.h"
 #include "input_matrix.h"
 #include "mkernel.h"
 
@@ -33,10 +34,13 @@ struct MatrixDifference {
 
 // Work on whole matrices that is done where they are, because through host memory it would take longer than all
 // that is measured. It writes and sees what the host's code does: fill what InputMatrix::value
-// gives, scan what compare() in reference.h calls complete.
+// and AttentionInputs give, scan what compare() in reference.h calls complete.
 struct MatrixOperations {
   // Element (r, c) is input(row + r, col + c), or input(row + c, col + r) when transposed; zero between rows.
   void (*fill)(const DeviceMatrix& matrix, const InputMatrix& input, int64_t row, int64_t col, bool transposed);
+  // The rows of a rank: [batch][row][head][dim].
+  void (*fill_attention)(void* data, const AttentionInputs& inputs, AttentionTensor tensor,
+                         const AttentionPositions& positions);
   void (*poison)(void* data, mk_dtype_t dtype, int64_t elements);
   MatrixScan (*scan)(const DeviceMatrix& matrix);
   // Of matrices of one size and dtype.

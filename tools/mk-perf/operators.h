@@ -115,6 +115,12 @@ class Problem {
   virtual std::unique_ptr<Problem> alone(const Context&) const { return nullptr; }
 };
 
+// What one rank by itself is timed with, and what its time is multiplied by.
+struct AloneShape {
+  Shape shape;
+  double factor = 1;
+};
+
 struct Operator {
   const char* name;
   ShapeKeys keys;
@@ -125,8 +131,10 @@ struct Operator {
   void (*validate)(const Shape& shape, int nranks);
   // nullptr: mk-perf cannot run it yet.
   std::unique_ptr<Problem> (*make)(const Context& context, const Shape& shape);
-  // Can one rank by itself do the work of a rank among many (Problem::alone)? Then it is timed, too.
+  // Is one rank by itself timed, too, with the work of a rank among many (Problem::alone)?
   bool alone_comparable = true;
+  // That work, where no shape has exactly as much. May be nullptr.
+  AloneShape (*alone_shape)(const Shape& shape, int nranks) = nullptr;
 };
 
 extern const Operator kAllgatherGemm;

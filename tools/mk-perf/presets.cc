@@ -138,6 +138,23 @@ Shapes deepseek_v3_small(const std::string& name, int) {
   return {{{"tokens", 512}, {"hidden", 448}, {"inter", 128}, {"experts", 32}, {"topk", 8}}};
 }
 
+// The ring attention that others publish times of: heads of 128, as many for keys as for queries.
+Shapes ring_attention(const std::string& name, int) {
+  Shapes shapes;
+  for (const int64_t causal : {0, 1}) {
+    for (int64_t seq = 6144; is_attention(name) && seq <= 98304; seq *= 2) {
+      shapes.push_back({{"batch", 4},
+                        {"seq", seq},
+                        {"heads", 16},
+                        {"kv_heads", 16},
+                        {"dim", 128},
+                        {"causal", causal},
+                        {"zigzag", causal}});
+    }
+  }
+  return shapes;
+}
+
 struct Preset {
   const char* name;
   Shapes (*shapes)(const std::string& operator_name, int nranks);
@@ -145,7 +162,8 @@ struct Preset {
 constexpr Preset kPresets[] = {{"square", square},
                                {"llama3-70b", llama3_70b},
                                {"deepseek-v3", deepseek_v3},
-                               {"deepseek-v3-small", deepseek_v3_small}};
+                               {"deepseek-v3-small", deepseek_v3_small},
+                               {"ring-attention", ring_attention}};
 
 }  // namespace
 

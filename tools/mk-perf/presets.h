@@ -9,7 +9,7 @@
 
 namespace perf {
 
-// "square, llama3-70b, deepseek-v3, deepseek-v3-small"
+// "square, llama3-70b, deepseek-v3, deepseek-v3-small, ring-attention"
 std::string preset_names();
 
 // The shapes of a preset for one operator among `nranks` ranks, "default" being those of a run that names none;

@@ -61,6 +61,7 @@ const std::vector<Column>& columns() {
       {"baseline us", true, false, [](const Result& r) { return microseconds(r.baseline_us); }},
       {"speed-up", true, false, [](const Result& r) { return ratio(r.baseline_us, r.fused.median_us); }},
       {"gemm us", true, false, [](const Result& r) { return microseconds(r.gemm_us); }},
+      {"alone us", true, true, [](const Result& r) { return microseconds(r.alone_us); }},
       {"cublas us", true, true, [](const Result& r) { return microseconds(r.cublas_us); }},
       {"collective us", true, false, [](const Result& r) { return microseconds(r.collective_us); }},
       {"link us", true, true, [](const Result& r) { return microseconds(r.link_us); }},
@@ -139,6 +140,7 @@ void write_result(JsonWriter& json, const Result& result) {
       .member("max", result.fused.max_us);
   json.end_object();
   json.member("baseline_us", result.baseline_us).member("gemm_us", result.gemm_us);
+  json.member("alone_us", result.alone_us);
   json.member("collective_us", result.collective_us).member("roofline_us", result.roofline_us);
   json.member("tflops", result.tflops);
   json.member("cublas_us", result.cublas_us).member("link_us", result.link_us);

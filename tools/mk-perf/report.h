@@ -33,6 +33,7 @@ struct Result {
   Timing fused;
   std::optional<double> baseline_us;
   std::optional<double> gemm_us;
+  std::optional<double> alone_us;
   std::optional<double> collective_us;
   std::optional<double> roofline_us;
   double tflops = 0;  // of a rank

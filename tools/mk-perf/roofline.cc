@@ -26,12 +26,12 @@ double link_bytes(const UnfusedShape& shape, int nranks) {
   return to_others * n * (partial_bytes + output_bytes);
 }
 
-std::optional<double> roofline_us(const std::optional<double>& gemm_us, const std::optional<double>& cublas_us,
+std::optional<double> roofline_us(const std::optional<double>& alone_us, const std::optional<double>& cublas_us,
                                   const std::optional<double>& link_us) {
-  if (!gemm_us && !cublas_us) return std::nullopt;
-  const double product = std::min(gemm_us.value_or(*(cublas_us ? cublas_us : gemm_us)),
-                                  cublas_us.value_or(*(gemm_us ? gemm_us : cublas_us)));
-  return link_us ? std::max(product, *link_us) : std::optional<double>();
+  if (!alone_us && !cublas_us) return std::nullopt;
+  const double kernel = std::min(alone_us.value_or(*(cublas_us ? cublas_us : alone_us)),
+                                 cublas_us.value_or(*(alone_us ? alone_us : cublas_us)));
+  return link_us ? std::max(kernel, *link_us) : std::optional<double>();
 }
 
 }  // namespace perf

@@ -32,8 +32,8 @@ double link_bytes(const UnfusedShape& shape, int nranks);
 // Microseconds at a rate in GB/s.
 inline double transfer_us(double bytes, double gb_per_s) { return bytes / gb_per_s * 1e-3; }
 
-// max(faster of the two products alone, transfer); nothing without a product.
-std::optional<double> roofline_us(const std::optional<double>& gemm_us, const std::optional<double>& cublas_us,
+// max(faster of our kernel and cuBLAS alone, transfer); nothing without either.
+std::optional<double> roofline_us(const std::optional<double>& alone_us, const std::optional<double>& cublas_us,
                                   const std::optional<double>& link_us);
 
 }  // namespace perf
