@@ -28,6 +28,8 @@ constexpr int64_t ONE_SHOT_EXTRA_BYTES = 4000000;
 constexpr int64_t MAX_ONE_SHOT_ROWS = 1024;
 constexpr int64_t TYPICAL_K = 2048;
 constexpr double LINK_BYTES_PER_US = 363e3;
+// What tiles cut along k take of the predicted time where warpgroups take turns.
+constexpr double PING_PONG_CUT_FACTOR = 1.15;
 // Of a product's time, that the links may need, for pushes to be paced.
 constexpr double PACED_SHARE = 0.85;
 
@@ -51,7 +53,8 @@ GemmPlan choose_tile(const GemmCall& call, int64_t rows_of_rank, int num_owners,
     if (best.block_m == 0 || plan.predicted_us < best.predicted_us) best = plan;
     const int64_t rest = gemm_plan_num_tiles(shape, plan) % num_sms;
     if (!cuts || rest == 0) continue;
-    const GemmPlan cut = gemm_plan_with(shape, num_sms, tile, 1, static_cast<int>(rest));
+    GemmPlan cut = gemm_plan_with(shape, num_sms, tile, 1, static_cast<int>(rest));
+    if (tile.ping_pong) cut.predicted_us *= PING_PONG_CUT_FACTOR;
     if (cut.num_workers == num_sms && cut.predicted_us < best.predicted_us) best = cut;
   }
   return best;
@@ -101,6 +104,23 @@ int choose_push_ctas(const GemmCall& call, int num_sms, double bytes, double pro
   return std::min(most, static_cast<int>(std::clamp(wanted, MIN_PUSH_CTAS, MAX_PUSH_CTAS)));
 }
 
+// The tile beside to.plan.copy_ctas; or beside a few more, where the last wave's tiles are then cut into fewer
+// pieces: of many, a tile's owner waits for the last.
+void choose_waves(const GemmCall& call, int64_t rows, int64_t k, int num_sms, RankGemmPlan& to) {
+  constexpr int MOST_MORE_CTAS = 8;
+  constexpr double LEAST_GAIN = 0.98;
+  const int wanted = to.plan.copy_ctas;
+  const bool is_free = wanted > 0 && call.tuning.copy_ctas == 0 && num_sms >= 8 * MOST_MORE_CTAS;
+  to.gemm.block_m = 0;
+  for (int more = 0; more <= (is_free ? MOST_MORE_CTAS : 0); more += 2) {
+    const GemmPlan plan =
+        choose_tile(call, rows, to.num_owners, k, compute_ctas(call, num_sms - wanted - more), true);
+    if (to.gemm.block_m > 0 && plan.predicted_us >= LEAST_GAIN * to.gemm.predicted_us) continue;
+    to.gemm = plan;
+    to.plan.copy_ctas = wanted + more;
+  }
+}
+
 // The tile of a product beside which rows travel, and the CTAs of both; answers how many compute. `rows` rows
 // of C an owner.
 int plan_product(const GemmCall& call, int64_t rows, int64_t k, int nranks, int num_sms, RankGemmPlan& to) {
@@ -114,8 +134,8 @@ int plan_product(const GemmCall& call, int64_t rows, int64_t k, int nranks, int 
   const double bytes = static_cast<double>(ceil_div(call.m, nranks) * travelling_columns(call) * 2) * nranks;
   to.plan.copy_ctas =
       has_waves || call.tuning.copy_ctas > 0 ? choose_push_ctas(call, num_sms, bytes, to.gemm.predicted_us) : 0;
+  choose_waves(call, rows, k, num_sms, to);
   num_sms = compute_ctas(call, num_sms - to.plan.copy_ctas);
-  to.gemm = choose_tile(call, rows, to.num_owners, k, num_sms, true);
   to.tile_rows = static_cast<int>(ceil_div(rows, to.gemm.block_m));
   return num_sms;
 }

@@ -160,6 +160,17 @@ TEST_CASE("tiles cut along k occupy every CTA that computes") {
   }
 }
 
+TEST_CASE("more CTAs push where the last wave's tiles are then cut into fewer pieces") {
+  const GemmCall call = make_call(MK_OPERATOR_ALLGATHER_GEMM, 4096, 5120, 8192);
+  const RankGemmPlan plan = plan_of(call, 0, 2);
+  CHECK(plan.plan.copy_ctas + plan.plan.compute_ctas == NUM_SMS);
+  GemmCall fewer = call;
+  fewer.tuning.copy_ctas = 5;  // which keep up with the product
+  CHECK(plan_of(fewer, 0, 2).gemm.predicted_us > plan.gemm.predicted_us);
+  // What the caller asks for stays.
+  CHECK(plan_of(fewer, 0, 2).plan.copy_ctas == fewer.tuning.copy_ctas);
+}
+
 TEST_CASE("pushes of partial sums are paced where the links have time") {
   const auto is_paced = [](int64_t m, int64_t n, int64_t k) {
     return plan_of(make_call(MK_OPERATOR_GEMM_REDUCE_SCATTER, m, n, k), 0, 4).is_paced;
