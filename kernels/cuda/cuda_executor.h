@@ -93,6 +93,9 @@ class CudaExecutor : public Executor {
   Result<mk_plan_t> plan_attention(const RingAttentionCall& call) const;
   Status prepare_attention(const RingAttentionCall& call, Deadline deadline);
   Status enqueue_attention(const RingAttentionCall& call, cudaStream_t stream, bool is_captured);
+  template <class Plan, class Launch>
+  Status enqueue_attention_planned(const RingAttentionCall& call, const Result<Plan>& plan, Launch&& launch,
+                                   bool is_captured);
   Result<const CudaRank::Arena*> arena_for(int64_t area_bytes, Deadline deadline);
   Status launch(const OperatorCall& call, uint64_t epoch, cudaStream_t stream, bool is_captured);
   Status prepare_alone();
@@ -126,7 +129,7 @@ class CudaExecutor : public Executor {
   std::atomic<CudaRank*> lone_rank_{nullptr};
   bool moe_kernels_loaded_ = false;
   std::vector<PreparedMoe> prepared_moe_;
-  bool attention_kernels_loaded_ = false;
+  bool attention_kernels_loaded_[2] = {};  // forward, backward
   std::vector<PreparedAttention> prepared_attention_;
 };
 

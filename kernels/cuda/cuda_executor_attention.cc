@@ -4,9 +4,32 @@
 
 #include "kernels/cuda/cuda_error.h"
 #include "kernels/cuda/cuda_executor.h"
+#include "kernels/cuda/ring_attention_backward_launch.h"
 #include "kernels/cuda/ring_attention_launch.h"
 
 namespace mk {
+namespace {
+
+// What an executor looks at of a plan of either direction.
+struct AttentionSizes {
+  mk_plan_t plan;
+  int64_t area_bytes;
+};
+
+bool is_backward(const RingAttentionCall& call) { return call.op == MK_OPERATOR_RING_ATTENTION_BACKWARD; }
+
+Result<AttentionSizes> attention_sizes(const RingAttentionCall& call, int rank, int nranks, int num_sms) {
+  if (is_backward(call)) {
+    const auto plan = ring_attention_backward_plan(call, rank, nranks, num_sms);
+    if (!plan.ok()) return plan.status();
+    return AttentionSizes{plan.value().plan, plan.value().area_bytes};
+  }
+  const auto plan = ring_attention_plan(call, rank, nranks, num_sms);
+  if (!plan.ok()) return plan.status();
+  return AttentionSizes{plan.value().plan, plan.value().area_bytes};
+}
+
+}  // namespace
 
 const CudaRank::Arena* CudaExecutor::find_arena(const RingAttentionCall& call, int64_t bank_bytes) const {
   for (const PreparedAttention& candidate : prepared_attention_) {
@@ -17,8 +40,8 @@ const CudaRank::Arena* CudaExecutor::find_arena(const RingAttentionCall& call, i
 }
 
 Result<mk_plan_t> CudaExecutor::plan_attention(const RingAttentionCall& call) const {
-  const Result<RingAttentionPlan> chosen =
-      ring_attention_plan(call, context_.topology.rank, nranks(), device_rank_sms());
+  const Result<AttentionSizes> chosen =
+      attention_sizes(call, context_.topology.rank, nranks(), device_rank_sms());
   if (!chosen.ok()) return chosen.status();
   mk_plan_t plan = chosen.value().plan;
   plan.prepared = find_arena(call, chosen.value().area_bytes) != nullptr ? 1 : 0;
@@ -26,12 +49,14 @@ Result<mk_plan_t> CudaExecutor::plan_attention(const RingAttentionCall& call) co
 }
 
 Status CudaExecutor::prepare_attention(const RingAttentionCall& call, Deadline deadline) {
-  const Result<RingAttentionPlan> chosen =
-      ring_attention_plan(call, context_.topology.rank, nranks(), device_rank_sms());
+  const Result<AttentionSizes> chosen =
+      attention_sizes(call, context_.topology.rank, nranks(), device_rank_sms());
   if (!chosen.ok()) return chosen.status();
-  if (!attention_kernels_loaded_) {
-    MK_RETURN_IF_ERROR(cuda_error(ring_attention_prepare(), "loading the kernels"));
-    attention_kernels_loaded_ = true;
+  bool& is_loaded = attention_kernels_loaded_[is_backward(call) ? 1 : 0];
+  if (!is_loaded) {
+    const cudaError_t error = is_backward(call) ? ring_attention_backward_prepare() : ring_attention_prepare();
+    MK_RETURN_IF_ERROR(cuda_error(error, "loading the kernels"));
+    is_loaded = true;
   }
   const Result<const CudaRank::Arena*> arena = arena_for(chosen.value().area_bytes, deadline);
   if (!arena.ok()) return arena.status();
@@ -39,9 +64,9 @@ Status CudaExecutor::prepare_attention(const RingAttentionCall& call, Deadline d
   return {};
 }
 
-Status CudaExecutor::enqueue_attention(const RingAttentionCall& call, cudaStream_t stream, bool is_captured) {
-  const Result<RingAttentionPlan> plan =
-      ring_attention_plan(call, context_.topology.rank, nranks(), device_rank_sms());
+template <class Plan, class Launch>
+Status CudaExecutor::enqueue_attention_planned(const RingAttentionCall& call, const Result<Plan>& plan,
+                                               Launch&& launch, bool is_captured) {
   if (!plan.ok()) return plan.status();
   CudaRank& rank = *device_rank();
   RankComm comm = rank.comm(*find_arena(call, plan.value().area_bytes));
@@ -50,9 +75,27 @@ Status CudaExecutor::enqueue_attention(const RingAttentionCall& call, cudaStream
   if (!is_captured) comm.ticket = rank.next_ticket();
   const std::array<int64_t, 4> shape = flight_shape(call);
   std::copy(shape.begin(), shape.end(), comm.flight_shape);
-  const cudaError_t error = ring_attention_launch(call, plan.value(), comm, stream);
+  const cudaError_t error = launch(plan.value(), comm);
   if (error == cudaSuccess && !is_captured) rank.count_launch();
   return cuda_error(error, operator_name(call.op));
+}
+
+Status CudaExecutor::enqueue_attention(const RingAttentionCall& call, cudaStream_t stream, bool is_captured) {
+  const int rank = context_.topology.rank, num_sms = device_rank_sms();
+  if (is_backward(call)) {
+    return enqueue_attention_planned(
+        call, ring_attention_backward_plan(call, rank, nranks(), num_sms),
+        [&](const RingAttentionBackwardPlan& plan, const RankComm& comm) {
+          return ring_attention_backward_launch(call, plan, comm, stream);
+        },
+        is_captured);
+  }
+  return enqueue_attention_planned(
+      call, ring_attention_plan(call, rank, nranks(), num_sms),
+      [&](const RingAttentionPlan& plan, const RankComm& comm) {
+        return ring_attention_launch(call, plan, comm, stream);
+      },
+      is_captured);
 }
 
 }  // namespace mk

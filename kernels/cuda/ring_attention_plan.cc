@@ -7,22 +7,24 @@
 #include "kernels/plan.h"
 
 namespace mk {
+namespace ring_attention {
 namespace {
-
-using namespace ring_attention;
 
 // CTAs whose pushes fill a link of about 370 GB/s. What they push, they push sooner; the work is the same.
 constexpr int MOST_PUSH_CTAS = 10;
 // Fewer bytes than this are not worth another CTA.
 constexpr int64_t LEAST_BYTES_PER_PUSH_CTA = 1 << 20;
+// A producer looks at a panel's flag twice, which takes about as long as a block's products: once for every
+// block, it cost 5 % of the time. Few panels arrive late for the first tiles.
+constexpr int MOST_PANELS = 12;  // of a run
+
+}  // namespace
 
 Status unsupported(const RingAttentionCall& call, const std::string& what) {
   return Status(MK_ERROR_UNSUPPORTED, format("mk_%s: %s", operator_name(call.op), what.c_str()));
 }
 
-Status check(const RingAttentionCall& call) {
-  if (call.op != MK_OPERATOR_RING_ATTENTION)
-    return unsupported(call, "it is not built for GPUs yet; use MK_DEVICE_HOST");
+Status check_cuda_call(const RingAttentionCall& call) {
   if (call.num_sequences > 0)
     return unsupported(call, "num_sequences: packed sequences are not built for GPUs yet; use MK_DEVICE_HOST");
   if (call.dim > 128)
@@ -35,7 +37,7 @@ Status check(const RingAttentionCall& call) {
   return {};
 }
 
-CudaSlices make_slices(const RingAttentionCall& call, int nranks, bool zigzag) {
+CudaSlices cuda_slices(const RingAttentionCall& call, int nranks, bool zigzag) {
   const int64_t num_slices = zigzag ? 2 * nranks : nranks;
   return {static_cast<int>(call.seq),
           nranks,
@@ -46,83 +48,82 @@ CudaSlices make_slices(const RingAttentionCall& call, int nranks, bool zigzag) {
           nullptr};
 }
 
-// A producer looks at a panel's flag twice, which takes about as long as a block's products: once for every
-// block, it cost 5 % of the time. Few panels arrive late for the first tiles.
-constexpr int MOST_PANELS = 12;  // of a run
-
-// Panels of as few blocks as that and the number of flags allow.
-KeyPanels make_panels(const RingAttentionCall& call, const CudaSlices& slices, const RingAttentionTile& tile) {
+KeyPanels key_panels(const RingAttentionCall& call, const CudaSlices& slices, int head_dim, int block_n,
+                     int panel_blocks, int flags_a_panel) {
   KeyPanels panels{};
   panels.nranks = slices.nranks;
   panels.num_heads = static_cast<int>(call.batch) * call.kv_heads;
   panels.num_runs = slices.num_runs();
-  panels.run_blocks = static_cast<int>(ceil_div(slices.slice_rows, tile.block_n));
-  panels.image_bytes = tile.block_n * tile.head_dim * 2;
-  panels.panel_blocks = 1;
-  panels.run_panels = panels.run_blocks;
-  while ((panels.num_flags() > kFlagsPerBank || panels.run_panels > MOST_PANELS) && panels.run_panels > 1) {
+  panels.run_blocks = static_cast<int>(ceil_div(slices.slice_rows, block_n));
+  panels.image_bytes = block_n * head_dim * 2;
+  panels.panel_blocks = panel_blocks;
+  panels.run_panels = static_cast<int>(ceil_div(panels.run_blocks, panel_blocks));
+  while ((flags_a_panel * panels.num_flags() > kFlagsPerBank || panels.run_panels > MOST_PANELS) &&
+         panels.run_panels > 1) {
     panels.panel_blocks *= 2;
     panels.run_panels = static_cast<int>(ceil_div(panels.run_blocks, panels.panel_blocks));
   }
   return panels;
 }
 
-int choose_push_ctas(const RingAttentionCall& call, const RingAttentionPlan& plan, int num_sms) {
-  if (plan.panels.nranks == 1 || plan.panels.num_units() == 0) return 0;
-  const int64_t bytes = plan.plan.link_bytes;
+Status check_flags(const RingAttentionCall& call, const KeyPanels& panels, int flags_a_panel) {
+  if (flags_a_panel * panels.num_flags() <= kFlagsPerBank) return {};
+  return unsupported(call,
+                     format("%d key heads of all batches, of %d ranks, are more than there are flags for: "
+                            "use several calls",
+                            panels.num_heads, panels.nranks));
+}
+
+int64_t pushed_bytes(const KeyPanels& panels, const CudaSlices& slices, int rank, int block_n) {
+  int64_t blocks = 0;
+  for (int peer = 0; peer < slices.nranks; ++peer) {
+    if (peer == rank) continue;
+    for (int index = 0; index < panels.num_runs * panels.run_panels; ++index) {
+      const PanelUnit unit = panel_unit(panels, slices, rank, block_n, index);
+      const int run_begin = slices.begin(rank, unit.run);
+      const int begin = run_begin + unit.block * block_n;
+      const int end = least(begin + unit.num_blocks * block_n, run_begin + slices.count(rank, unit.run));
+      if (begin < end && sees_some(slices, peer, begin, end)) blocks += unit.num_blocks;
+    }
+  }
+  return blocks * panels.num_heads * 2 * panels.image_bytes;
+}
+
+int push_ctas(const RingAttentionCall& call, const KeyPanels& panels, int64_t bytes, int num_sms) {
+  if (panels.nranks == 1 || panels.num_units() == 0) return 0;
   const int64_t wanted = std::clamp<int64_t>(bytes / LEAST_BYTES_PER_PUSH_CTA, 1, MOST_PUSH_CTAS);
   const int chosen = static_cast<int>(call.tuning.copy_ctas > 0 ? call.tuning.copy_ctas : wanted);
   return std::clamp(chosen, 1, std::max(1, num_sms));
 }
 
-// Bytes that this rank pushes.
-int64_t link_bytes(const RingAttentionPlan& plan, const RingAttentionTile& tile) {
-  const CudaSlices& slices = plan.tiles.slices;
-  int64_t blocks = 0;
-  for (int peer = 0; peer < slices.nranks; ++peer) {
-    if (peer == plan.tiles.rank) continue;
-    for (int index = 0; index < plan.panels.num_runs * plan.panels.run_panels; ++index) {
-      const PanelUnit unit = panel_unit(plan.panels, slices, plan.tiles.rank, tile.block_n, index);
-      const int run_begin = slices.begin(plan.tiles.rank, unit.run);
-      const int begin = run_begin + unit.block * tile.block_n;
-      const int end =
-          least(begin + unit.num_blocks * tile.block_n, run_begin + slices.count(plan.tiles.rank, unit.run));
-      if (begin < end && sees_some(slices, peer, begin, end)) blocks += unit.num_blocks;
-    }
-  }
-  return blocks * plan.panels.num_heads * 2 * plan.panels.image_bytes;
-}
+}  // namespace ring_attention
 
-}  // namespace
+using namespace ring_attention;
 
 Result<RingAttentionPlan> ring_attention_plan(const RingAttentionCall& call, int rank, int nranks,
                                               int num_sms) {
-  MK_RETURN_IF_ERROR(check(call));
+  MK_RETURN_IF_ERROR(check_cuda_call(call));
   const RingAttentionTile& tile = RING_ATTENTION_TILES[call.dim <= 64 ? 0 : 1];
   RingAttentionPlan plan{};
   plan.plan = MK_PLAN_INIT;
   plan.head_dim = tile.head_dim;
-  plan.tiles = {make_slices(call, nranks, call.causal == MK_CAUSAL_ZIGZAG),
+  plan.tiles = {cuda_slices(call, nranks, call.causal == MK_CAUSAL_ZIGZAG),
                 rank,
                 static_cast<int>(call.batch),
                 call.heads,
                 std::max(1, call.kv_heads),
                 tile.block_m};
-  plan.panels = make_panels(call, plan.tiles.slices, tile);
-  if (plan.panels.num_flags() > kFlagsPerBank) {
-    return unsupported(call,
-                       format("%d key heads of all batches, of %d ranks, are more than there are flags for: "
-                              "use several calls",
-                              plan.panels.num_heads, nranks));
-  }
+  plan.panels = key_panels(call, plan.tiles.slices, tile.head_dim, tile.block_n, 1, 1);
+  MK_RETURN_IF_ERROR(check_flags(call, plan.panels, 1));
   if (int64_t{call.batch} * call.heads * plan.tiles.tiles_of_head() > INT32_MAX)
     return unsupported(call, "more than 2^31 tiles of queries: use several calls");
   for (const bool zigzag : {false, true}) {
-    const auto bytes = make_panels(call, make_slices(call, nranks, zigzag), tile).area_bytes();
-    plan.area_bytes = std::max(plan.area_bytes, static_cast<int64_t>(bytes));
+    const KeyPanels panels =
+        key_panels(call, cuda_slices(call, nranks, zigzag), tile.head_dim, tile.block_n, 1, 1);
+    plan.area_bytes = std::max(plan.area_bytes, static_cast<int64_t>(panels.area_bytes()));
   }
-  plan.plan.link_bytes = link_bytes(plan, tile);
-  plan.num_push_ctas = choose_push_ctas(call, plan, num_sms);
+  plan.plan.link_bytes = pushed_bytes(plan.panels, plan.tiles.slices, rank, tile.block_n);
+  plan.num_push_ctas = push_ctas(call, plan.panels, plan.plan.link_bytes, num_sms);
   const int64_t tiles = std::max(1, plan.tiles.size());
   const int most = call.tuning.compute_ctas > 0 ? std::min(num_sms, call.tuning.compute_ctas) : num_sms;
   // CTAs that push compute afterwards.

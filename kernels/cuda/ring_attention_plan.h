@@ -29,4 +29,23 @@ constexpr int NUM_RING_ATTENTION_TILES = 2;
 // MK_ERROR_UNSUPPORTED says in words what is not built.
 Result<RingAttentionPlan> ring_attention_plan(const RingAttentionCall& call, int rank, int nranks, int num_sms);
 
+// What the plans of both directions are made of.
+namespace ring_attention {
+
+Status unsupported(const RingAttentionCall& call, const std::string& what);
+// Is it built for GPUs?
+Status check_cuda_call(const RingAttentionCall& call);
+CudaSlices cuda_slices(const RingAttentionCall& call, int nranks, bool zigzag);
+// Panels of `panel_blocks` blocks of keys, or 2, 4 ... times as many where there would be more flags than a
+// bank has, with flags_a_panel for each.
+KeyPanels key_panels(const RingAttentionCall& call, const CudaSlices& slices, int head_dim, int block_n,
+                     int panel_blocks, int flags_a_panel);
+// Are there flags for all of them?
+Status check_flags(const RingAttentionCall& call, const KeyPanels& panels, int flags_a_panel);
+// Bytes of keys and values that a rank pushes.
+int64_t pushed_bytes(const KeyPanels& panels, const CudaSlices& slices, int rank, int block_n);
+int push_ctas(const RingAttentionCall& call, const KeyPanels& panels, int64_t bytes, int num_sms);
+
+}  // namespace ring_attention
+
 }  // namespace mk

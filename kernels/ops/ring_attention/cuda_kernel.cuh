@@ -5,221 +5,28 @@
 #pragma once
 
 #include "kernels/device/attention.cuh"
-#include "kernels/device/push_signals.cuh"
 #include "kernels/device/rank_launch.cuh"
+#include "kernels/ops/ring_attention/cuda_items.cuh"
 #include "kernels/ops/ring_attention/cuda_params.h"
+#include "kernels/ops/ring_attention/cuda_push.cuh"
 #include "kernels/ptx/tma.cuh"
 
 namespace mk::ring_attention {
 
-constexpr int NUM_ITEMS_AHEAD = 2;
-constexpr int NUM_KEY_PUSH_WARPS = 3;  // of a CTA that pushes
-constexpr int NUM_KEY_PUSH_STAGES = 2;
-
 template <class Config>
 struct CudaStorage {
   AttentionStorage<Config> attention;
-  // Tiles' numbers, from the producer to the consumers; -1 behind the last.
-  int items[NUM_ITEMS_AHEAD];
-  uint64_t item_full[NUM_ITEMS_AHEAD];
-  uint64_t item_empty[NUM_ITEMS_AHEAD];
+  ItemQueue items;
   // While a CTA pushes, its pieces pass through the room of keys and values.
-  uint64_t pushed_full[NUM_KEY_PUSH_WARPS][NUM_KEY_PUSH_STAGES];
-  PushSignals<NUM_KEY_PUSH_WARPS> signals;
+  KeyPushStorage push;
 };
 
 template <class Config>
 __device__ __forceinline__ void storage_init(CudaStorage<Config>& smem) {
   attention_init(smem.attention);
-  for (int slot = 0; slot < NUM_ITEMS_AHEAD; ++slot) {
-    ptx::mbarrier_init(&smem.item_full[slot], 1);
-    ptx::mbarrier_init(&smem.item_empty[slot], Config::NUM_CONSUMER_WARPS);
-  }
-  for (auto& warp : smem.pushed_full) {
-    for (uint64_t& full : warp) ptx::mbarrier_init(&full, 1);
-  }
-  push_signals_init(smem.signals);
+  item_queue_init(smem.items, Config::NUM_CONSUMER_WARPS);
+  key_push_init(smem.push);
   ptx::fence_mbarrier_init_release_cluster();
-}
-
-struct ItemCursor {
-  int slot = 0;
-  uint32_t phase = 0;
-  __device__ __forceinline__ void advance() {
-    if (++slot == NUM_ITEMS_AHEAD) {
-      slot = 0;
-      phase ^= 1;
-    }
-  }
-};
-
-__device__ __forceinline__ void wait_barrier(uint64_t* barrier, uint32_t phase) {
-  while (!ptx::mbarrier_try_wait_parity(barrier, phase)) {
-  }
-}
-
-__device__ __forceinline__ int wrap(int rank, int nranks) { return rank < nranks ? rank : rank - nranks; }
-
-// ------------------------------------------------------------------ pushing
-
-// Columns of 64 of a block's keys or values.
-struct Piece {
-  PanelUnit unit;
-  int block;   // of its run
-  bool value;  // and not key
-  int column_block;
-};
-
-// The pieces of one push warp: of every `stride`-th unit.
-template <class Config>
-class PieceWalk {
- public:
-  __device__ PieceWalk(const CudaParams& params, int first, int stride)
-      : params_(params), next_unit_(first), stride_(stride) {}
-
-  // `ends_unit`: no other piece of the unit follows.
-  __device__ __forceinline__ bool next(Piece* piece, bool* ends_unit) {
-    constexpr int PER_BLOCK = 2 * Config::NUM_COLUMN_BLOCKS;
-    while (at_ == unit_.num_blocks * PER_BLOCK) {
-      if (next_unit_ >= params_.panels.num_units()) return false;
-      unit_ = panel_unit(params_.panels, params_.tiles.slices, params_.comm.rank, Config::BLOCK_N, next_unit_);
-      next_unit_ += stride_;
-      at_ = 0;
-    }
-    const int within = at_ % PER_BLOCK;
-    *piece = {unit_, unit_.block + at_ / PER_BLOCK, within >= Config::NUM_COLUMN_BLOCKS,
-              within % Config::NUM_COLUMN_BLOCKS};
-    *ends_unit = ++at_ == unit_.num_blocks * PER_BLOCK;
-    return true;
-  }
-
- private:
-  const CudaParams& params_;
-  int next_unit_;
-  const int stride_;
-  PanelUnit unit_{};
-  int at_ = 0;
-};
-
-// Does `peer` need one of the unit's keys?
-template <class Config>
-__device__ __forceinline__ bool peer_needs(const CudaParams& params, const PanelUnit& unit, int peer) {
-  const CudaSlices& slices = params.tiles.slices;
-  const int run_begin = slices.begin(params.comm.rank, unit.run);
-  const int run_end = run_begin + slices.count(params.comm.rank, unit.run);
-  const int begin = run_begin + unit.block * Config::BLOCK_N;
-  return sees_some(slices, peer, begin, least(begin + unit.num_blocks * Config::BLOCK_N, run_end));
-}
-
-template <class Config>
-__device__ __forceinline__ void load_piece(const CudaParams& params, const Piece& piece, uint8_t* buffer,
-                                           uint64_t* full) {
-  const CudaSlices& slices = params.tiles.slices;
-  const int row = slices.first_row(params.comm.rank, piece.unit.run) + piece.block * Config::BLOCK_N;
-  const int batch = piece.unit.head / params.tiles.kv_heads;
-  ptx::mbarrier_arrive_expect_tx(full, Config::KEY_COLUMN_BYTES);
-  ptx::cp_async_bulk_tensor_4d_shared_global(buffer, piece.value ? &params.map_v : &params.map_k, full,
-                                             piece.column_block * 64, row,
-                                             piece.unit.head - batch * params.tiles.kv_heads, batch);
-}
-
-template <class Config>
-__device__ __forceinline__ void store_piece(const RankLaunch& launch, const CudaParams& params,
-                                            const Piece& piece, const uint8_t* buffer) {
-  const int rank = params.comm.rank, nranks = params.comm.nranks;
-  const size_t within = (piece.value ? Config::KEY_BYTES : 0) + piece.column_block * Config::KEY_COLUMN_BYTES;
-#pragma unroll 1
-  for (int step = 1; step < nranks; ++step) {
-    // To the nearest one before this rank first: it takes this rank's keys next to its own.
-    const int peer = rank >= step ? rank - step : rank - step + nranks;
-    if (!peer_needs<Config>(params, piece.unit, peer)) continue;
-    const size_t offset = params.panels.offset(step, piece.unit.head, piece.unit.run, piece.block) + within;
-    ptx::cp_async_bulk_global_shared(launch.area(peer, offset), buffer, Config::KEY_COLUMN_BYTES);
-  }
-  ptx::cp_async_bulk_commit_group();
-}
-
-// A push warp; its first lane does it all. Notes units that have arrived at all peers.
-template <class Config>
-__device__ __forceinline__ void push_keys(const RankLaunch& launch, const CudaParams& params,
-                                          CudaStorage<Config>& smem, int warp, int push_cta) {
-  static_assert(NUM_KEY_PUSH_WARPS * NUM_KEY_PUSH_STAGES * Config::KEY_COLUMN_BYTES <=
-                2 * Config::NUM_STAGES * Config::KEY_BYTES);
-  uint8_t* const buffers = smem.attention.keys[0] + warp * NUM_KEY_PUSH_STAGES * Config::KEY_COLUMN_BYTES;
-  uint64_t* const full = smem.pushed_full[warp];
-  const bool leads = threadIdx.x % 32 == 0;
-  PushNotes notes(smem.signals, warp);
-  PieceWalk<Config> walk(params, push_cta + warp * params.num_push_ctas,
-                         NUM_KEY_PUSH_WARPS * params.num_push_ctas);
-  const Tracer tracer(params.comm.trace, trace_track());
-  const auto note_of = [&](const PanelUnit& unit) {
-    return static_cast<uint64_t>(unit.head) << 32 | static_cast<uint32_t>(unit.run) << 31 | unit.panel;
-  };
-  Piece piece, following;
-  bool ends = false, following_ends = false;
-  bool has_piece = walk.next(&piece, &ends);
-  if (has_piece && leads) load_piece<Config>(params, piece, buffers, &full[0]);
-  bool has_note = false;  // a unit all of which is stored, but may not have arrived
-  uint64_t note = 0;
-  for (uint32_t count = 0; has_piece; ++count) {
-    const int stage = count % NUM_KEY_PUSH_STAGES;
-    const bool has_following = walk.next(&following, &following_ends);
-    if (has_following) {
-      ptx::cp_async_bulk_wait_group_read<0>();  // the piece before has been read from where this one goes
-      if (leads) {
-        load_piece<Config>(params, following, buffers + (stage ^ 1) * Config::KEY_COLUMN_BYTES,
-                           &full[stage ^ 1]);
-      }
-    }
-    wait_barrier(&full[stage], count / NUM_KEY_PUSH_STAGES & 1);
-    tracer.begin(TraceKind::copy, piece.unit.panel);
-    if (leads) store_piece<Config>(launch, params, piece, buffers + stage * Config::KEY_COLUMN_BYTES);
-    // What came before has had the time of a piece to arrive.
-    if (has_note) {
-      ptx::cp_async_bulk_wait_group<1>();
-      __syncwarp();
-      notes.add(note);
-    }
-    tracer.end();
-    has_note = ends;
-    note = note_of(piece.unit);
-    piece = following;
-    ends = following_ends;
-    has_piece = has_following;
-  }
-  ptx::cp_async_bulk_wait_group<0>();
-  __syncwarp();
-  if (has_note) notes.add(note);
-  notes.end();
-}
-
-// The producer's warp of a CTA that pushes: tells the peers what has arrived, until all is.
-template <class Config>
-__device__ __forceinline__ void signal_keys(const RankLaunch& launch, const CudaParams& params,
-                                            CudaStorage<Config>& smem) {
-  const KeyPanels& panels = params.panels;
-  const auto unit_of = [&](uint64_t note) {
-    const int head = static_cast<int>(note >> 32);
-    const int run = static_cast<int>(note >> 31 & 1);
-    const int panel = static_cast<int>(note & 0x7FFFFFFF);
-    return (head * panels.num_runs + run) * panels.run_panels + panel;
-  };
-  send_signals(
-      smem.signals,
-      [&](uint64_t note, uint32_t* expected) {
-        *expected = 1;
-        return &params.comm.state->counts[unit_of(note)];
-      },
-      [&](uint64_t note) {
-        const PanelUnit unit =
-            panel_unit(panels, params.tiles.slices, params.comm.rank, Config::BLOCK_N, unit_of(note));
-        for (int step = 1; step < params.comm.nranks; ++step) {
-          const int peer =
-              params.comm.rank >= step ? params.comm.rank - step : params.comm.rank - step + params.comm.nranks;
-          if (!peer_needs<Config>(params, unit, peer)) continue;
-          launch.raise_flag_relaxed(peer, panels.flag(step, unit.head, unit.run, unit.panel));
-        }
-      });
 }
 
 // ------------------------------------------------------------------ loading
@@ -241,10 +48,7 @@ class Producer {
     ItemCursor cursor;
     int item = take();
     while (true) {
-      wait_barrier(&smem_.item_empty[cursor.slot], cursor.phase ^ 1);
-      smem_.items[cursor.slot] = item < num_items ? item : -1;
-      ptx::mbarrier_arrive(&smem_.item_full[cursor.slot]);
-      cursor.advance();
+      put_item(smem_.items, cursor, item < num_items ? item : -1);
       if (item >= num_items) return;
       const int next = take();  // ahead of its use
       const Tracer tracer(params_.comm.trace, TRACE_LOAD);
@@ -423,11 +227,7 @@ __device__ __forceinline__ void consume(const CudaParams& params, CudaStorage<Co
   const int row_in_tile = warpgroup * 64 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
   ItemCursor cursor;
   while (true) {
-    wait_barrier(&smem.item_full[cursor.slot], cursor.phase);
-    const int item = smem.items[cursor.slot];
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&smem.item_empty[cursor.slot]);
-    cursor.advance();
+    const int item = take_item(smem.items, cursor);
     if (item < 0) return;
     const QueryTile tile = params.tiles.at(item);
     const VisibleRange visible = visible_range(slices, tile.position, tile.position + tile.num_rows - 1);
@@ -479,10 +279,12 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
     const int warp = __shfl_sync(~0u, threadIdx.x % 128 / 32, 0);
     const int push_cta = static_cast<int>(blockIdx.x) - (static_cast<int>(gridDim.x) - params.num_push_ctas);
     if (warp > 0) {
-      if (push_cta >= 0) push_keys<Config>(launch, params, smem, warp - 1, push_cta);
+      if (push_cta >= 0) {
+        push_keys<Config>(launch, params, smem.push, smem.attention.keys[0], warp - 1, push_cta);
+      }
       if (blockIdx.x == 0 && warp == 3) launch.greet();
     } else {
-      if (push_cta >= 0) signal_keys<Config>(launch, params, smem);
+      if (push_cta >= 0) signal_keys<Config>(launch, params, smem.push);
       if (threadIdx.x % 32 == 0) Producer<Config>(launch, params, smem).run();
       __syncwarp();
     }
@@ -511,6 +313,7 @@ const CudaTable& cuda_kernels_fp16();
 template <class Config>
 constexpr CudaKernel cuda_kernel_entry() {
   static_assert(sizeof(CudaStorage<Config>) <= 227 * 1024);
+  static_assert(KEY_PUSH_BYTES<Config> <= 2 * Config::NUM_STAGES * Config::KEY_BYTES);
   return {ring_attention_kernel<Config>,
           Config::NUM_THREADS,
           sizeof(CudaStorage<Config>),

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/cuda/ring_attention_backward_launch.h"
+
+#include <cuda_runtime.h>
+
+#include "kernels/cuda/cooperative_launch.h"
+#include "kernels/cuda/ring_attention_tensors.h"
+#include "kernels/ops/ring_attention_backward/cuda_kernel.cuh"
+#include "kernels/ops/ring_attention_backward/cuda_row_sums.cuh"
+
+namespace mk {
+namespace {
+
+using namespace ring_attention_backward;
+
+cudaError_t prepare_table(const CudaTable& table) {
+  for (const CudaKernel& kernel : table.entries) {
+    const cudaError_t error =
+        cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel.kernel),
+                             cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.smem_bytes);
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
+// Modules are loaded where a function is first asked about.
+template <class Element>
+cudaError_t prepare_row_sums() {
+  cudaFuncAttributes attributes;
+  return cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(row_sums_kernel<Element>));
+}
+
+HeadRows head_rows(const RingAttentionCall& call, const void* data, int heads, int64_t rows) {
+  const AttentionStrides strides = attention_strides(call, heads, rows);
+  return {static_cast<std::byte*>(const_cast<void*>(data)), strides.row, strides.head, strides.batch};
+}
+
+cudaError_t launch_row_sums(const RingAttentionCall& call, const RingAttentionBackwardPlan& plan,
+                            const RankComm& comm, cudaStream_t stream) {
+  const int64_t rows = plan.tiles.slices.rows(comm.rank);
+  const int64_t num_blocks =
+      int64_t{plan.panels.num_query_heads} * plan.panels.num_runs * plan.panels.run_blocks;
+  if (rows == 0 || num_blocks == 0) return cudaSuccess;
+  RowSumParams params{};
+  params.state = comm.state;
+  params.area = comm.memory[comm.rank] + comm.arena;
+  params.bank_bytes = comm.bank_bytes;
+  params.slices = plan.tiles.slices;
+  params.panels = plan.panels;
+  params.rank = comm.rank;
+  params.heads = call.heads;
+  params.dim = call.dim;
+  params.o = head_rows(call, call.forward_o, call.heads, rows);
+  params.d_o = head_rows(call, call.d_o, call.heads, rows);
+  params.lse = call.forward_lse;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(ceil_div(num_blocks, ROW_SUM_WARPS)));
+  config.blockDim = dim3(32 * ROW_SUM_WARPS);
+  config.stream = stream;
+  return cudaLaunchKernelEx(
+      &config, call.dtype == MK_DTYPE_FP16 ? row_sums_kernel<__half> : row_sums_kernel<__nv_bfloat16>, params);
+}
+
+}  // namespace
+
+cudaError_t ring_attention_backward_prepare() {
+  cudaError_t error = tensor_map_prepare();
+  if (error == cudaSuccess) error = prepare_table(cuda_kernels_bf16());
+  if (error == cudaSuccess) error = prepare_table(cuda_kernels_fp16());
+  if (error == cudaSuccess) error = prepare_row_sums<__nv_bfloat16>();
+  if (error == cudaSuccess) error = prepare_row_sums<__half>();
+  return error;
+}
+
+cudaError_t ring_attention_backward_launch(const RingAttentionCall& call, const RingAttentionBackwardPlan& plan,
+                                           const RankComm& comm, cudaStream_t stream) {
+  if (!tensor_map_is_prepared()) return cudaErrorNotReady;
+  const CudaTable& table = call.dtype == MK_DTYPE_FP16 ? cuda_kernels_fp16() : cuda_kernels_bf16();
+  const CudaKernel& kernel = table.entries[plan.panels.head_dim == 64 ? 0 : 1];
+  const int64_t rows = plan.tiles.slices.rows(comm.rank);
+  const void* any = comm.memory[comm.rank] + comm.arena;  // a valid address for tensors without elements
+  CudaParams params{};
+  params.comm = comm;
+  if (!encode_attention_map(&params.map_q, call, call.q, any, call.heads, rows, BLOCK_ROWS) ||
+      !encode_attention_map(&params.map_d_o, call, call.d_o, any, call.heads, rows, BLOCK_ROWS) ||
+      !encode_attention_map(&params.map_k, call, call.k, any, call.kv_heads, rows, BLOCK_ROWS) ||
+      !encode_attention_map(&params.map_v, call, call.v, any, call.kv_heads, rows, BLOCK_ROWS)) {
+    return cudaErrorInvalidValue;
+  }
+  params.tiles = plan.tiles;
+  params.key_tiles = plan.key_tiles;
+  params.panels = plan.panels;
+  params.num_query_tiles = plan.tiles.size();
+  params.num_key_tiles = plan.num_key_tiles;
+  params.num_push_ctas = plan.num_push_ctas;
+  params.dim = call.dim;
+  params.scale = call.scale;
+  params.dq = head_rows(call, call.dq, call.heads, rows);
+  params.dk = head_rows(call, call.dk, call.kv_heads, rows);
+  params.dv = head_rows(call, call.dv, call.kv_heads, rows);
+  const cudaError_t error = launch_row_sums(call, plan, comm, stream);
+  if (error != cudaSuccess) return error;
+  return launch_cooperatively(kernel.kernel, params, plan.plan.compute_ctas, kernel.num_threads,
+                              kernel.smem_bytes, stream);
+}
+
+}  // namespace mk

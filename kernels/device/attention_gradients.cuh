@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: MIT
+// Gradients of attention of a tile, 64 rows a consumer warpgroup, over blocks of 64 rows that a producer
+// streams past it. With P = exp(scale * q k^T - lse) and dS = P * (dO v^T - delta), delta = rowsum(dO * o):
+//   a tile of queries, past which keys and values stream:  dQ / scale = dS k
+//   a tile of keys, past which queries and dO stream:      dV = P^T dO, dK / scale = dS^T q
+// (Dao, FlashAttention-2, section 3.2). Both compute P and dS, or their transposes, in the accumulators, whose
+// layout is that of the next product's operand: they never leave the registers.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "kernels/device/attention.cuh"
+#include "kernels/ptx/mbarrier.cuh"
+#include "kernels/ptx/memory.cuh"
+#include "kernels/ptx/registers.cuh"
+#include "kernels/ptx/warp.cuh"
+#include "kernels/ptx/wgmma.cuh"
+
+namespace mk {
+
+// HEAD_DIM is 64 or 128; smaller heads are padded with zeros by TMA.
+template <int HEAD_DIM_, int NUM_STAGES_, class Element_>
+struct AttentionGradientConfig {
+  using Element = Element_;
+  static constexpr int HEAD_DIM = HEAD_DIM_;
+  static constexpr int BLOCK_N = 64;  // rows that stream past, and of a warpgroup
+  static constexpr int NUM_STAGES = NUM_STAGES_;
+  static constexpr int NUM_CONSUMER_WARPGROUPS = 2;
+  static constexpr int NUM_CONSUMER_WARPS = 4 * NUM_CONSUMER_WARPGROUPS;
+  static constexpr int BLOCK_M = BLOCK_N * NUM_CONSUMER_WARPGROUPS;
+  static constexpr int NUM_THREADS = 128 * (NUM_CONSUMER_WARPGROUPS + 1);
+  // In shared memory a block of one tensor is columns of 64, one behind the other: rows of 128 bytes, swizzled.
+  static constexpr int NUM_COLUMN_BLOCKS = HEAD_DIM / 64;
+  static constexpr int KEY_COLUMN_BYTES = BLOCK_N * 128;
+  static constexpr int KEY_BYTES = NUM_COLUMN_BLOCKS * KEY_COLUMN_BYTES;
+  // Keys and values, or queries and dO, of the same rows.
+  static constexpr int PAIR_BYTES = 2 * KEY_BYTES;
+};
+
+// Rows that stream past a tile.
+struct StreamedBlock {
+  int position;  // of the first
+  int num_rows;
+  int num_left;  // blocks behind it
+};
+
+template <class Config>
+struct alignas(1024) AttentionGradientStorage {
+  uint8_t tile[Config::NUM_CONSUMER_WARPGROUPS][Config::PAIR_BYTES];
+  uint8_t stream[Config::NUM_STAGES][Config::PAIR_BYTES];
+  // Of queries that stream past: lse, then delta.
+  float rows[Config::NUM_STAGES][2][Config::BLOCK_N];
+  StreamedBlock blocks[Config::NUM_STAGES];
+  uint64_t tile_full, tile_empty;
+  uint64_t stream_full[Config::NUM_STAGES], stream_empty[Config::NUM_STAGES];
+};
+
+// By one thread of the CTA; a fence.mbarrier_init and a CTA-wide barrier must follow.
+template <class Config>
+__device__ __forceinline__ void attention_gradient_init(AttentionGradientStorage<Config>& smem) {
+  ptx::mbarrier_init(&smem.tile_full, 1);
+  ptx::mbarrier_init(&smem.tile_empty, Config::NUM_CONSUMER_WARPS);
+  for (int stage = 0; stage < Config::NUM_STAGES; ++stage) {
+    ptx::mbarrier_init(&smem.stream_full[stage], 1);
+    ptx::mbarrier_init(&smem.stream_empty[stage], Config::NUM_CONSUMER_WARPS);
+  }
+}
+
+// A consumer warpgroup's walk: state that outlives a tile. A thread's rows of the warpgroup's 64 are those of
+// the accumulators, its columns 8 j + 2 (lane % 4) and the next.
+template <class Config>
+class AttentionGradientConsumer {
+ public:
+  using Element = typename Config::Element;
+  static constexpr int NUM_WEIGHTS = Config::BLOCK_N / 2;
+  static constexpr int NUM_SUMS = Config::HEAD_DIM / 2;
+
+  __device__ __forceinline__ AttentionGradientConsumer(AttentionGradientStorage<Config>& smem, int warpgroup,
+                                                       float scale)
+      : smem_(smem),
+        scale_(scale),
+        tile_(ptx::smem_address(smem.tile[warpgroup]) >> 4),
+        stream_(ptx::smem_address(smem.stream[0]) >> 4) {}
+
+  // A tile of keys. mask(weights, block) is called for each block in order and sets to zero what is not to be
+  // seen. `is_used`: false if no row of this warpgroup's is, and both sums stay zero.
+  // Weights are packed last of all, and dV's product begins no sooner: so they fit into the registers.
+  template <class Mask>
+  __device__ __forceinline__ void add_queries(bool is_used, Mask&& mask, float (&d_keys)[NUM_SUMS],
+                                              float (&d_values)[NUM_SUMS]) {
+#pragma unroll
+    for (int i = 0; i < NUM_SUMS; ++i) d_keys[i] = d_values[i] = 0.0f;
+    begin_tile();
+    if (!is_used) return pass();
+    uint32_t packed_weights[NUM_WEIGHTS / 2], packed_d_weights[NUM_WEIGHTS / 2];
+    bool is_last;
+    do {
+      float weights[NUM_WEIGHTS], d_weights[NUM_WEIGHTS];
+      multiply(weights, d_weights);
+      ptx::wgmma_wait_group<1>();
+      ptx::wgmma_fence_registers(weights);
+      weigh_columns(weights);
+      mask(weights, smem_.blocks[stage_]);
+      ptx::wgmma_wait_group<0>();
+      ptx::wgmma_fence_registers(d_weights);
+      differentiate_columns(weights, d_weights);
+      pack(weights, packed_weights);
+      pack(d_weights, packed_d_weights);
+      accumulate(packed_weights, Config::KEY_BYTES, d_values);
+      accumulate(packed_d_weights, 0, d_keys);
+      is_last = smem_.blocks[stage_].num_left == 0;
+      // With these products still on their way the next ones find no registers. The other warpgroup has some.
+      ptx::wgmma_wait_group<0>();
+      ptx::wgmma_fence_registers(d_values);
+      ptx::wgmma_fence_registers(d_keys);
+      ptx::wgmma_fence_registers(packed_weights);
+      ptx::wgmma_fence_registers(packed_d_weights);
+      release_stage<true>(stage_);
+      advance();
+    } while (!is_last);
+  }
+
+  // A tile of queries; lse and delta of a thread's two rows.
+  template <class Mask>
+  __device__ __forceinline__ void add_keys(bool is_used, const float (&lse)[2], const float (&delta)[2],
+                                           Mask&& mask, float (&d_queries)[NUM_SUMS]) {
+#pragma unroll
+    for (int i = 0; i < NUM_SUMS; ++i) d_queries[i] = 0.0f;
+    begin_tile();
+    if (!is_used) return pass();
+    uint32_t packed_d_weights[NUM_WEIGHTS / 2];
+    bool is_first = true, is_last;
+    do {
+      float weights[NUM_WEIGHTS], d_weights[NUM_WEIGHTS];
+      multiply(weights, d_weights);
+      ptx::wgmma_wait_group<1>();  // for the weights, and what was added to dQ before
+      ptx::wgmma_fence_registers(weights);
+      ptx::wgmma_fence_registers(d_queries);
+      if (!is_first) release_stage<false>(stage_before());
+      is_first = false;
+#pragma unroll
+      for (int i = 0; i < NUM_WEIGHTS; ++i) weights[i] = weigh(weights[i], lse[i / 2 % 2]);
+      mask(weights, smem_.blocks[stage_]);
+      ptx::wgmma_wait_group<0>();
+      ptx::wgmma_fence_registers(d_weights);
+#pragma unroll
+      for (int i = 0; i < NUM_WEIGHTS; ++i) d_weights[i] = weights[i] * (d_weights[i] - delta[i / 2 % 2]);
+      pack(d_weights, packed_d_weights);
+      accumulate(packed_d_weights, 0, d_queries);
+      is_last = smem_.blocks[stage_].num_left == 0;
+      advance();
+    } while (!is_last);
+    ptx::wgmma_wait_group<0>();
+    ptx::wgmma_fence_registers(d_queries);
+    ptx::wgmma_fence_registers(packed_d_weights);
+    release_stage<false>(stage_before());
+  }
+
+  // The tile's room may be filled again.
+  __device__ __forceinline__ void end_tile() { release(smem_.tile_empty); }
+
+ private:
+  static __device__ __forceinline__ void wait(uint64_t* barrier, uint32_t phase) {
+    while (!ptx::mbarrier_try_wait_parity(barrier, phase)) {
+    }
+  }
+  static __device__ __forceinline__ void release(uint64_t& barrier) {
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&barrier);
+  }
+  // A stage. What was read of its rows by plain loads, TMA overwrites.
+  template <bool HAS_ROWS>
+  __device__ __forceinline__ void release_stage(int stage) {
+    if constexpr (HAS_ROWS) ptx::fence_proxy_async_shared_cta();
+    __syncwarp();
+    release(smem_.stream_empty[stage]);
+  }
+  __device__ __forceinline__ int stage_before() const {
+    return stage_ == 0 ? Config::NUM_STAGES - 1 : stage_ - 1;
+  }
+  __device__ __forceinline__ void advance() {
+    if (++stage_ == Config::NUM_STAGES) {
+      stage_ = 0;
+      phase_ ^= 1;
+    }
+  }
+  __device__ __forceinline__ void begin_tile() {
+    wait(&smem_.tile_full, tile_phase_);
+    tile_phase_ ^= 1;
+  }
+  // Lets blocks pass that nothing is made of.
+  __device__ __forceinline__ void pass() {
+    bool is_last;
+    do {
+      wait(&smem_.stream_full[stage_], phase_);
+      is_last = smem_.blocks[stage_].num_left == 0;
+      __syncwarp();
+      release(smem_.stream_empty[stage_]);
+      advance();
+    } while (!is_last);
+  }
+
+  // `low`: address in shared memory / 16; the step between columns of 64, which K-major operands do not need.
+  static __device__ __forceinline__ uint64_t descriptor(uint32_t low) {
+    return ptx::wgmma_descriptor_swizzle_128b(0, Config::KEY_COLUMN_BYTES, 1024) | low;
+  }
+
+  // The tile's rows by those of this stage, in two groups on their way: of the first tensors, of the second.
+  __device__ __forceinline__ void multiply(float (&weights)[NUM_WEIGHTS],
+                                           float (&d_weights)[NUM_WEIGHTS]) const {
+    wait(&smem_.stream_full[stage_], phase_);
+    uint32_t tile = tile_, stream = stream_ + stage_ * (Config::PAIR_BYTES >> 4);
+    ptx::forget(tile);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int k16 = 0; k16 < Config::HEAD_DIM / 16; ++k16) {
+      const int at = k16 / 4 * (Config::KEY_COLUMN_BYTES >> 4) + k16 % 4 * (32 >> 4);
+      ptx::wgmma_mma_async_k16<Element, 0, 0>(weights, descriptor(tile + at), descriptor(stream + at), k16 > 0);
+    }
+    ptx::wgmma_commit_group();
+#pragma unroll
+    for (int k16 = 0; k16 < Config::HEAD_DIM / 16; ++k16) {
+      const int at =
+          (Config::KEY_BYTES >> 4) + k16 / 4 * (Config::KEY_COLUMN_BYTES >> 4) + k16 % 4 * (32 >> 4);
+      ptx::wgmma_mma_async_k16<Element, 0, 0>(d_weights, descriptor(tile + at), descriptor(stream + at),
+                                              k16 > 0);
+    }
+    ptx::wgmma_commit_group();
+  }
+
+  // sums += operand by the stage's first tensor (offset 0) or second (offset KEY_BYTES), on its way.
+  __device__ __forceinline__ void accumulate(uint32_t (&operand)[NUM_WEIGHTS / 2], int offset_bytes,
+                                             float (&sums)[NUM_SUMS]) const {
+    ptx::wgmma_fence_registers(sums);
+    ptx::wgmma_fence_registers(operand);
+    ptx::wgmma_fence();
+    const uint32_t stream = stream_ + stage_ * (Config::PAIR_BYTES >> 4) + (offset_bytes >> 4);
+#pragma unroll
+    for (int k16 = 0; k16 < Config::BLOCK_N / 16; ++k16) {
+      ptx::wgmma_mma_async_k16_a_registers<Element, 1>(sums, operand[4 * k16], operand[4 * k16 + 1],
+                                                       operand[4 * k16 + 2], operand[4 * k16 + 3],
+                                                       descriptor(stream + k16 * (16 * 128 >> 4)));
+    }
+    ptx::wgmma_commit_group();
+  }
+
+  // The logit that is equal to lse gets a weight of exactly 1, so the factor log2(e) comes last.
+  __device__ __forceinline__ float weigh(float logit, float lse) const {
+    constexpr float LOG2E = 1.44269504088896341f;
+    return ptx::ex2_approx(fmaf(logit, scale_, -lse) * LOG2E);
+  }
+  __device__ __forceinline__ float2 columns_of(int which, int j) const {
+    return *reinterpret_cast<const float2*>(&smem_.rows[stage_][which][8 * j + threadIdx.x % 4 * 2]);
+  }
+  __device__ __forceinline__ void weigh_columns(float (&weights)[NUM_WEIGHTS]) const {
+#pragma unroll
+    for (int j = 0; j < NUM_WEIGHTS / 4; ++j) {
+      const float2 lse = columns_of(0, j);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) weights[4 * j + i] = weigh(weights[4 * j + i], i % 2 == 0 ? lse.x : lse.y);
+    }
+  }
+  // dS in place of dP.
+  __device__ __forceinline__ void differentiate_columns(const float (&weights)[NUM_WEIGHTS],
+                                                        float (&d_weights)[NUM_WEIGHTS]) const {
+#pragma unroll
+    for (int j = 0; j < NUM_WEIGHTS / 4; ++j) {
+      const float2 delta = columns_of(1, j);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float& value = d_weights[4 * j + i];
+        value = weights[4 * j + i] * (value - (i % 2 == 0 ? delta.x : delta.y));
+      }
+    }
+  }
+
+  static __device__ __forceinline__ void pack(const float (&values)[NUM_WEIGHTS],
+                                              uint32_t (&packed)[NUM_WEIGHTS / 2]) {
+#pragma unroll
+    for (int i = 0; i < NUM_WEIGHTS / 2; ++i) packed[i] = pack_pair<Element>(values[2 * i], values[2 * i + 1]);
+  }
+
+  AttentionGradientStorage<Config>& smem_;
+  const float scale_;
+  const uint32_t tile_, stream_;  // addresses / 16, of the first stage
+  int stage_ = 0;
+  uint32_t phase_ = 0, tile_phase_ = 0;
+};
+
+// A warpgroup's rows times `factor`, rounded, to rows of `dim` elements, of which there are num_rows.
+template <class Element, int N>
+__device__ __forceinline__ void store_gradient_rows(const float (&sums)[N], float factor, std::byte* first_row,
+                                                    int64_t row_bytes, int num_rows, int dim) {
+  const int lane = threadIdx.x % 4;
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    const int at = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + 8 * row;
+    std::byte* const to = first_row + at * row_bytes;
+#pragma unroll
+    for (int i = 0; i < N / 16; ++i) {
+      uint32_t words[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int first = 4 * (4 * i + j) + 2 * row;
+        words[j] = pack_pair<Element>(sums[first] * factor, sums[first + 1] * factor);
+      }
+      transpose_quad(words);
+      const int column = 8 * (4 * i + lane);
+      if (at < num_rows && column < dim) {
+        *reinterpret_cast<uint4*>(to + column * 2) = make_uint4(words[0], words[1], words[2], words[3]);
+      }
+    }
+  }
+}
+
+}  // namespace mk

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: MIT
+// Gradients of ring attention on GPUs: which tiles of keys a rank computes parts of dK and dV for, which
+// queries such a tile takes, and where parts and what is known of query rows lie. Pure, host and device;
+// without packed sequences.
+//
+// Keys and values travel as in the forward call (ring_attention/cuda_blocks.h), in blocks of BLOCK_ROWS. Each
+// rank computes dQ of its tiles of queries over the keys of all ranks, then its parts for tiles of other ranks'
+// keys, which it pushes to their owners, and at last those of its own keys, to which it adds the others' parts.
+#pragma once
+
+#include "kernels/ops/ring_attention/cuda_blocks.h"
+
+namespace mk::ring_attention_backward {
+
+using ring_attention::CudaSlices;
+using ring_attention::KeyPanels;
+using ring_attention::least;
+using ring_attention::most;
+
+constexpr int BLOCK_ROWS = 64;  // that stream past a tile, and of a warpgroup's half of the tile
+constexpr int TILE_BLOCKS = 2;
+constexpr int TILE_ROWS = TILE_BLOCKS * BLOCK_ROWS;
+
+MK_HOST_DEVICE constexpr int blocks_of(int rows) { return (rows + BLOCK_ROWS - 1) / BLOCK_ROWS; }
+MK_HOST_DEVICE constexpr int tiles_of(int rows) { return (rows + TILE_ROWS - 1) / TILE_ROWS; }
+
+// Keys of a run of `source` that some query of `receiver` sees: the first ones.
+MK_HOST_DEVICE int seen_keys(const CudaSlices& slices, int receiver, int source, int run) {
+  int end = 0;
+  for (int queries = 0; queries < slices.num_runs(); ++queries) {
+    const int count = slices.count(receiver, queries);
+    if (count > 0) end = most(end, slices.visible_end(slices.begin(receiver, queries) + count - 1));
+  }
+  return most(0, least(end - slices.begin(source, run), slices.count(source, run)));
+}
+MK_HOST_DEVICE int seen_tiles(const CudaSlices& slices, int receiver, int source, int run) {
+  return tiles_of(seen_keys(slices, receiver, source, run));
+}
+
+// Keys of one head.
+struct KeyTile {
+  int step;  // whose: the rank `step` places after this one
+  int head;  // of all batches
+  int run;
+  int index;       // in its run
+  int position;    // of its first key
+  int num_rows;    // at most TILE_ROWS
+  int num_blocks;  // of which some query of this rank sees something
+};
+
+// A rank's tiles of keys: of the next ranks in turn, then its own. Of a rank one key head's after the other's.
+struct KeyTiles {
+  CudaSlices slices;
+  int rank;
+  int num_heads;  // key heads of all batches
+
+  MK_HOST_DEVICE int source(int step) const {
+    return rank + step < slices.nranks ? rank + step : rank + step - slices.nranks;
+  }
+  MK_HOST_DEVICE int seen_tiles_of(int step, int run) const {
+    return seen_tiles(slices, rank, source(step), run);
+  }
+  MK_HOST_DEVICE int tiles_of_step(int step) const {
+    return seen_tiles_of(step, 0) + (slices.zigzag ? seen_tiles_of(step, 1) : 0);
+  }
+  MK_HOST_DEVICE int64_t size() const {
+    int64_t tiles = 0;
+    for (int step = 0; step < slices.nranks; ++step) tiles += int64_t{num_heads} * tiles_of_step(step);
+    return tiles;
+  }
+  MK_HOST_DEVICE KeyTile at(int index) const {
+    int step = slices.nranks > 1 ? 1 : 0, tiles = tiles_of_step(step);
+    while (index >= num_heads * tiles && step != 0) {
+      index -= num_heads * tiles;
+      step = step + 1 < slices.nranks ? step + 1 : 0;
+      tiles = tiles_of_step(step);
+    }
+    KeyTile tile;
+    tile.step = step;
+    tile.head = index / tiles;
+    tile.index = index - tile.head * tiles;
+    const int first_run_tiles = seen_tiles_of(step, 0);
+    tile.run = tile.index >= first_run_tiles ? 1 : 0;
+    if (tile.run == 1) tile.index -= first_run_tiles;
+    const int from = tile.index * TILE_ROWS;
+    tile.position = slices.begin(source(step), tile.run) + from;
+    tile.num_rows = least(TILE_ROWS, slices.count(source(step), tile.run) - from);
+    const int seen = seen_keys(slices, rank, source(step), tile.run) - from;
+    tile.num_blocks = least(TILE_BLOCKS, blocks_of(seen));
+    return tile;
+  }
+};
+
+// Queries of one head.
+struct QueryBlock {
+  int head;  // 0 for the first of those that share the key head
+  int run;
+  int index;     // in its run
+  int row;       // its first among the rank's rows
+  int position;  // of that row
+  int num_rows;  // at most BLOCK_ROWS
+};
+
+// The blocks of this rank's queries that see something of a tile of keys: head by head, ascending.
+class QueryBlockWalk {
+ public:
+  MK_HOST_DEVICE QueryBlockWalk(const CudaSlices& slices, int rank, int num_heads, int key_position)
+      : slices_(slices), rank_(rank), num_heads_(num_heads), key_position_(key_position) {}
+
+  // How many there are.
+  MK_HOST_DEVICE int count() const {
+    int blocks = 0;
+    for (int run = 0; run < slices_.num_runs(); ++run) {
+      blocks += blocks_of(slices_.count(rank_, run)) - first_block(run);
+    }
+    return blocks * num_heads_;
+  }
+  MK_HOST_DEVICE bool next(QueryBlock* block) {
+    while (index_ >= end_) {
+      if (++run_ == slices_.num_runs()) {
+        run_ = 0;
+        ++head_;
+      }
+      if (head_ == num_heads_) return false;
+      index_ = first_block(run_);
+      end_ = blocks_of(slices_.count(rank_, run_));
+    }
+    const int from = index_ * BLOCK_ROWS;
+    *block = {head_,
+              run_,
+              index_,
+              slices_.first_row(rank_, run_) + from,
+              slices_.begin(rank_, run_) + from,
+              least(BLOCK_ROWS, slices_.count(rank_, run_) - from)};
+    ++index_;
+    return true;
+  }
+
+ private:
+  // Of a run the last queries see most: the first block that sees the tile's first key, or behind the last.
+  MK_HOST_DEVICE int first_block(int run) const {
+    const int count = slices_.count(rank_, run);
+    const int from = slices_.causal ? most(0, key_position_ - slices_.begin(rank_, run)) : 0;
+    return from < count ? from / BLOCK_ROWS : blocks_of(count);
+  }
+
+  const CudaSlices& slices_;
+  const int rank_;
+  const int num_heads_;
+  const int key_position_;
+  int head_ = 0, run_ = -1;
+  int index_ = 0, end_ = 0;  // of the run's blocks: the next, and behind the last
+};
+
+// A bank of the receive area, and flags. First lie the images of keys and values. Behind them, for each step
+// (of an owner of keys to another rank), key head, run and tile, that rank's part of dK, then of dV, in fp32,
+// in the order of the accumulators of the warps that computed it. At last, for this rank alone, what is known
+// of the rows of a block of its queries: the logarithms of the sums of their weights, then the sums of dO o.
+struct GradientPanels : KeyPanels {
+  int num_query_heads;  // of all batches
+  int head_dim;         // of the kernel
+
+  MK_HOST_DEVICE int part_bytes() const { return 2 * TILE_ROWS * head_dim * 4; }
+  MK_HOST_DEVICE int run_tiles() const { return (run_blocks + TILE_BLOCKS - 1) / TILE_BLOCKS; }
+  MK_HOST_DEVICE int panel_tiles() const { return panel_blocks / TILE_BLOCKS; }
+  MK_HOST_DEVICE size_t part(int step, int head, int run, int tile) const {
+    const size_t at =
+        ((static_cast<size_t>(step - 1) * num_heads + head) * num_runs + run) * run_tiles() + tile;
+    return KeyPanels::area_bytes() + at * part_bytes();
+  }
+  static constexpr int ROW_BYTES = 2 * BLOCK_ROWS * 4;  // of a block's rows
+  MK_HOST_DEVICE size_t rows(int query_head, int run, int block) const {
+    const size_t at = (static_cast<size_t>(query_head) * num_runs + run) * run_blocks + block;
+    return (nranks > 1 ? part(nranks, 0, 0, 0) : 0) + at * ROW_BYTES;
+  }
+  MK_HOST_DEVICE size_t area_bytes() const { return rows(num_query_heads, 0, 0); }
+
+  // Flags of a panel's parts lie behind those of its keys; `step` is from the owner to the rank whose they are.
+  MK_HOST_DEVICE int part_flag(int step, int head, int run, int tile) const {
+    return static_cast<int>(KeyPanels::num_flags()) + flag(step, head, run, tile / panel_tiles());
+  }
+  MK_HOST_DEVICE int64_t num_flags() const { return 2 * KeyPanels::num_flags(); }
+};
+
+}  // namespace mk::ring_attention_backward

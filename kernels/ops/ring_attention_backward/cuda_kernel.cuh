@@ -1,0 +1,563 @@
+// SPDX-License-Identifier: MIT
+// Gradients of ring attention as one persistent kernel, behind a small one (cuda_row_sums.cuh). Some CTAs push
+// this rank's keys and values to the peers that need them and then compute like all others: dQ of tiles of
+// queries over the keys of all ranks, as they arrive; parts of dK and dV of other ranks' keys, which go to
+// their owners; dK and dV of its own keys, to which the others' parts are added. Every sum has one order.
+#pragma once
+
+#include "kernels/device/attention_gradients.cuh"
+#include "kernels/device/rank_launch.cuh"
+#include "kernels/ops/ring_attention/cuda_items.cuh"
+#include "kernels/ops/ring_attention/cuda_push.cuh"
+#include "kernels/ops/ring_attention_backward/cuda_params.h"
+#include "kernels/ptx/tma.cuh"
+
+namespace mk::ring_attention_backward {
+
+using ring_attention::ItemCursor;
+using ring_attention::KeyBlock;
+using ring_attention::KeyBlockWalk;
+using ring_attention::QueryTile;
+using ring_attention::wait_barrier;
+
+template <class Config>
+struct CudaStorage {
+  AttentionGradientStorage<Config> attention;
+  ring_attention::ItemQueue items;
+  // While a CTA pushes, its pieces pass through the room of what streams.
+  ring_attention::KeyPushStorage push;
+  // A tile of own keys: the parts of the other ranks are there.
+  uint64_t parts_full;
+  // Parts of other ranks' keys that consumer warps have stored.
+  PushSignals<Config::NUM_CONSUMER_WARPS> stored;
+};
+
+template <class Config>
+__device__ __forceinline__ void storage_init(CudaStorage<Config>& smem) {
+  attention_gradient_init(smem.attention);
+  item_queue_init(smem.items, Config::NUM_CONSUMER_WARPS);
+  key_push_init(smem.push);
+  ptx::mbarrier_init(&smem.parts_full, 1);
+  push_signals_init(smem.stored);
+  ptx::fence_mbarrier_init_release_cluster();
+}
+
+// Does rank `other` have a part of a tile of this rank's keys?
+__device__ __forceinline__ bool has_part(const CudaParams& params, int other, const KeyTile& tile) {
+  return tile.index < seen_tiles(params.tiles.slices, other, params.comm.rank, tile.run);
+}
+
+// The first warp behind the producer's: tells owners of keys that a panel's parts have arrived.
+template <class Config>
+__device__ __forceinline__ void signal_parts(const RankLaunch& launch, const CudaParams& params,
+                                             CudaStorage<Config>& smem) {
+  const GradientPanels& panels = params.panels;
+  send_signals(
+      smem.stored,
+      [&](uint64_t note, uint32_t* expected) {
+        const KeyTile tile = params.key_tiles.at(static_cast<int>(note));
+        const int panel = tile.index / panels.panel_tiles(), first = panel * panels.panel_tiles();
+        const int tiles =
+            least(panels.panel_tiles(), params.key_tiles.seen_tiles_of(tile.step, tile.run) - first);
+        *expected = tiles * Config::NUM_CONSUMER_WARPS;
+        // Behind the counts of pushed keys.
+        return &params.comm.state
+                    ->counts[panels.num_units() + panels.flag(tile.step, tile.head, tile.run, panel)];
+      },
+      [&](uint64_t note) {
+        // Parts that were made of what never came are none.
+        if (launch.stopped()) return;
+        const KeyTile tile = params.key_tiles.at(static_cast<int>(note));
+        launch.raise_flag_relaxed(
+            params.key_tiles.source(tile.step),
+            panels.part_flag(params.comm.nranks - tile.step, tile.head, tile.run, tile.index));
+      });
+}
+
+// ------------------------------------------------------------------ loading
+
+// The producer, one thread: hands out tiles, brings their rows and what streams past them.
+template <class Config>
+class Producer {
+ public:
+  using Storage = CudaStorage<Config>;
+
+  __device__ Producer(const RankLaunch& launch, const CudaParams& params, Storage& smem)
+      : launch_(launch), params_(params), smem_(smem), attention_(smem.attention) {}
+
+  __device__ __forceinline__ void run() {
+    ptx::prefetch_tensormap(&params_.map_q);
+    ptx::prefetch_tensormap(&params_.map_d_o);
+    ptx::prefetch_tensormap(&params_.map_k);
+    ptx::prefetch_tensormap(&params_.map_v);
+    const int num_query_tiles = params_.num_query_tiles;
+    const int num_items = num_query_tiles + params_.num_key_tiles;
+    ItemCursor cursor;
+    int item = take();
+    while (true) {
+      put_item(smem_.items, cursor, item < num_items ? item : -1);
+      if (item >= num_items) return;
+      const int next = take();  // ahead of its use
+      const Tracer tracer(params_.comm.trace, TRACE_LOAD);
+      tracer.begin(TraceKind::load, item);
+      if (item < num_query_tiles) {
+        load(params_.tiles.at(item));
+      } else {
+        load(params_.key_tiles.at(item - num_query_tiles));
+      }
+      tracer.end();
+      item = next;
+    }
+  }
+
+ private:
+  __device__ __forceinline__ int take() const {
+    return static_cast<int>(atomicAdd(&params_.comm.state->gather_ticket, 1u));
+  }
+
+  // Queries and dO, then keys and values past them.
+  __device__ __forceinline__ void load(const QueryTile& tile) {
+    const CudaSlices& slices = params_.tiles.slices;
+    KeyBlockWalk walk(slices, params_.comm.rank, BLOCK_ROWS,
+                      visible_range(slices, tile.position, tile.position + tile.num_rows - 1));
+    const int num_blocks = blocks_of(tile.num_rows);
+    begin_tile(num_blocks);
+#pragma unroll 1
+    for (int block = 0; block < num_blocks; ++block) {
+      load_rows(attention_.tile[block], &attention_.tile_full, &params_.map_q, &params_.map_d_o,
+                tile.row + block * BLOCK_ROWS, tile.head, tile.batch);
+    }
+    const int head = tile.batch * params_.tiles.kv_heads + tile.kv_head;
+    int num_left = walk.count();
+    KeyBlock block;
+    while (walk.next(&block)) {
+      if (block.step > 0) await_keys(block.step, head, block.run, block.index);
+      begin_stage({block.position, least(BLOCK_ROWS, block.run_end - block.position), --num_left},
+                  Config::PAIR_BYTES);
+      load_keys(attention_.stream[stage_], &attention_.stream_full[stage_], block.step, head, block.run,
+                block.index);
+      advance();
+    }
+  }
+
+  // Keys and values, then queries and dO past them.
+  __device__ __forceinline__ void load(const KeyTile& tile) {
+    const CudaSlices& slices = params_.tiles.slices;
+    const int batch = tile.head / params_.tiles.kv_heads;
+    const int group = params_.tiles.heads / params_.tiles.kv_heads;
+    const int first_head = (tile.head - batch * params_.tiles.kv_heads) * group;
+    const int first_block = tile.index * TILE_BLOCKS;
+    if (tile.step > 0) await_keys(tile.step, tile.head, tile.run, first_block);
+    begin_tile(tile.num_blocks);
+#pragma unroll 1
+    for (int block = 0; block < tile.num_blocks; ++block) {
+      load_keys(attention_.tile[block], &attention_.tile_full, tile.step, tile.head, tile.run,
+                first_block + block);
+    }
+    QueryBlockWalk walk(slices, params_.comm.rank, group, tile.position);
+    int num_left = walk.count();
+    QueryBlock block;
+    while (walk.next(&block)) {
+      const int head = first_head + block.head;
+      begin_stage({block.position, block.num_rows, --num_left}, Config::PAIR_BYTES + GradientPanels::ROW_BYTES);
+      uint64_t* const full = &attention_.stream_full[stage_];
+      load_rows(attention_.stream[stage_], full, &params_.map_q, &params_.map_d_o, block.row, head, batch);
+      const size_t rows = params_.panels.rows(batch * params_.tiles.heads + head, block.run, block.index);
+      ptx::cp_async_bulk_shared_global(attention_.rows[stage_], launch_.area(params_.comm.rank, rows),
+                                       GradientPanels::ROW_BYTES, full);
+      advance();
+    }
+    if (tile.step == 0 && params_.comm.nranks > 1) {
+      await_parts(tile);
+      ptx::mbarrier_arrive(&smem_.parts_full);
+    }
+  }
+
+  __device__ __forceinline__ void begin_tile(int num_blocks) {
+    wait_barrier(&attention_.tile_empty, tile_phase_ ^ 1);
+    tile_phase_ ^= 1;
+    ptx::mbarrier_arrive_expect_tx(&attention_.tile_full, num_blocks * Config::PAIR_BYTES);
+  }
+  __device__ __forceinline__ void begin_stage(const StreamedBlock& block, uint32_t num_bytes) {
+    wait_barrier(&attention_.stream_empty[stage_], phase_ ^ 1);
+    attention_.blocks[stage_] = block;
+    ptx::mbarrier_arrive_expect_tx(&attention_.stream_full[stage_], num_bytes);
+  }
+  __device__ __forceinline__ void advance() {
+    if (++stage_ == Config::NUM_STAGES) {
+      stage_ = 0;
+      phase_ ^= 1;
+    }
+  }
+
+  // A block of two of this rank's tensors.
+  __device__ __forceinline__ void load_rows(uint8_t* to, uint64_t* full, const CUtensorMap* first,
+                                            const CUtensorMap* second, int row, int head, int batch) const {
+#pragma unroll
+    for (int column = 0; column < Config::NUM_COLUMN_BLOCKS; ++column) {
+      ptx::cp_async_bulk_tensor_4d_shared_global(to + column * Config::KEY_COLUMN_BYTES, first, full,
+                                                 column * 64, row, head, batch);
+    }
+#pragma unroll
+    for (int column = 0; column < Config::NUM_COLUMN_BLOCKS; ++column) {
+      ptx::cp_async_bulk_tensor_4d_shared_global(to + Config::KEY_BYTES + column * Config::KEY_COLUMN_BYTES,
+                                                 second, full, column * 64, row, head, batch);
+    }
+  }
+
+  // A block of keys and values, which are there.
+  __device__ __forceinline__ void load_keys(uint8_t* to, uint64_t* full, int step, int head, int run,
+                                            int block) const {
+    if (step == 0) {
+      const int batch = head / params_.tiles.kv_heads;
+      const int row = params_.tiles.slices.first_row(params_.comm.rank, run) + block * BLOCK_ROWS;
+      load_rows(to, full, &params_.map_k, &params_.map_v, row, head - batch * params_.tiles.kv_heads, batch);
+    } else {
+      const size_t offset = params_.panels.offset(step, head, run, block);
+      ptx::cp_async_bulk_shared_global(to, launch_.area(params_.comm.rank, offset), Config::PAIR_BYTES, full);
+    }
+  }
+
+  __device__ __forceinline__ void await_keys(int step, int head, int run, int block) {
+    const int flag = params_.panels.flag(step, head, run, block / params_.panels.panel_blocks);
+    if (flag == last_flag_) return;
+    last_flag_ = flag;
+    launch_.wait_flag(flag, DeviceRole::compute, DeviceObject::chunk, params_.key_tiles.source(step), flag);
+    // TMA is another proxy than the loads that saw the flag.
+    ptx::fence_proxy_async_global();
+  }
+
+  __device__ __forceinline__ void await_parts(const KeyTile& tile) const {
+#pragma unroll 1
+    for (int step = 1; step < params_.comm.nranks; ++step) {
+      const int source = params_.key_tiles.source(step);
+      if (!has_part(params_, source, tile)) continue;
+      const int flag = params_.panels.part_flag(step, tile.head, tile.run, tile.index);
+      launch_.wait_flag(flag, DeviceRole::reduce, DeviceObject::partial, source, flag);
+    }
+  }
+
+  const RankLaunch& launch_;
+  const CudaParams& params_;
+  Storage& smem_;
+  AttentionGradientStorage<Config>& attention_;
+  uint32_t tile_phase_ = 0;
+  int stage_ = 0;
+  uint32_t phase_ = 0;
+  int last_flag_ = -1;
+};
+
+// ---------------------------------------------------------------- computing
+
+// Sets to zero, of a thread's two rows, what lies outside columns [begin, end) of the first, and of the second.
+template <int NUM_WEIGHTS>
+__device__ __forceinline__ void mask_columns(float (&weights)[NUM_WEIGHTS], int begin0, int begin1, int end0,
+                                             int end1) {
+  const int first = threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int i = 0; i < NUM_WEIGHTS; ++i) {
+    const int column = first + i / 4 * 8 + i % 2;
+    const bool is_second = i / 2 % 2 != 0;
+    if (column < (is_second ? begin1 : begin0) || column >= (is_second ? end1 : end0)) weights[i] = 0.0f;
+  }
+}
+
+// A thread's first row of its warpgroup's 64; the second is 8 further on.
+__device__ __forceinline__ int row_of_thread() { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4; }
+
+// The sums of a warp, to the owner of the keys and back: chunk i of all lanes, then chunk i + 1.
+template <int N>
+__device__ __forceinline__ void store_part(const float (&sums)[N], std::byte* part) {
+  float4* const chunks = reinterpret_cast<float4*>(part) + threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < N / 4; ++i)
+    chunks[32 * i] = make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
+}
+
+// Adds the other ranks' parts to this rank's sums, in the order of ranks. Bit r of `sources`: rank r has one.
+// first_part: that of step 1.
+template <int N>
+__device__ __forceinline__ void add_parts(float (&sums)[N], const std::byte* first_part, size_t step_bytes,
+                                          uint32_t sources, int rank, int nranks) {
+  constexpr int CHUNKS = 4, SOURCES = 4;  // read together
+  const std::byte* const lane = first_part + threadIdx.x % 32 * 16;
+#pragma unroll
+  for (int first = 0; first < N / 4; first += CHUNKS) {
+    float totals[4 * CHUNKS] = {};
+#pragma unroll 1
+    for (int group = 0; group < nranks; group += SOURCES) {
+      float4 chunks[SOURCES][CHUNKS];
+#pragma unroll
+      for (int s = 0; s < SOURCES; ++s) {
+        const int source = group + s;
+        const int step = source > rank ? source - rank : source - rank + nranks;
+        const bool has = source < nranks && (sources >> source & 1) != 0;
+#pragma unroll
+        for (int j = 0; j < CHUNKS; ++j) {
+          chunks[s][j] = make_float4(0, 0, 0, 0);
+          if (has)
+            chunks[s][j] =
+                __ldcg(reinterpret_cast<const float4*>(lane + (step - 1) * step_bytes + (first + j) * 512));
+        }
+      }
+#pragma unroll
+      for (int s = 0; s < SOURCES; ++s) {
+        const bool is_own = group + s == rank;
+#pragma unroll
+        for (int j = 0; j < CHUNKS; ++j) {
+          const int at = 4 * (first + j);
+          totals[4 * j] += is_own ? sums[at] : chunks[s][j].x;
+          totals[4 * j + 1] += is_own ? sums[at + 1] : chunks[s][j].y;
+          totals[4 * j + 2] += is_own ? sums[at + 2] : chunks[s][j].z;
+          totals[4 * j + 3] += is_own ? sums[at + 3] : chunks[s][j].w;
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 4 * CHUNKS; ++i) sums[4 * first + i] = totals[i];
+  }
+}
+
+// The consumers, a warpgroup.
+template <class Config>
+class Consumer {
+ public:
+  using Element = typename Config::Element;
+  static constexpr int NUM_SUMS = Config::HEAD_DIM / 2;
+
+  __device__ __forceinline__ Consumer(const RankLaunch& launch, const CudaParams& params,
+                                      CudaStorage<Config>& smem, int warpgroup)
+      : launch_(launch),
+        params_(params),
+        smem_(smem),
+        warpgroup_(warpgroup),
+        core_(smem.attention, warpgroup, params.scale),
+        notes_(smem.stored, threadIdx.x / 32) {}
+
+  __device__ __forceinline__ void run() {
+    while (true) {
+      const int item = item_now();
+      if (item < 0) break;
+      const Tracer tracer(params_.comm.trace, TRACE_COMPUTE + warpgroup_);
+      tracer.begin(TraceKind::compute, item);
+      if (item < params_.num_query_tiles) {
+        compute_queries();
+      } else {
+        compute_keys();
+      }
+      tracer.end();
+      release_item(smem_.items, cursor_);
+    }
+    notes_.end();
+  }
+
+ private:
+  // Tiles are worked out anew behind their products, for which all registers are needed.
+  __device__ __forceinline__ int item_now() const { return await_item(smem_.items, cursor_); }
+  __device__ __forceinline__ int key_tile_now() const { return item_now() - params_.num_query_tiles; }
+
+  __device__ __forceinline__ void compute_queries() {
+    const CudaSlices& slices = params_.tiles.slices;
+    float lse[2] = {}, delta[2] = {};
+    bool is_used;
+    int position;  // of this thread's first row
+    {
+      const QueryTile tile = params_.tiles.at(item_now());
+      is_used = tile.num_rows > warpgroup_ * BLOCK_ROWS;
+      position = tile.position + warpgroup_ * BLOCK_ROWS + row_of_thread();
+      if (is_used) load_rows(tile, lse, delta);
+    }
+    float d_queries[NUM_SUMS];
+    core_.add_keys(
+        is_used, lse, delta,
+        [&](auto& weights, const StreamedBlock& block) {
+          // Behind the last key that the warpgroup's first query sees?
+          const bool hides = slices.causal && block.position + BLOCK_ROWS - 1 > position - row_of_thread();
+          if (!hides && block.num_rows == BLOCK_ROWS) return;
+          const int end = hides ? position + 1 - block.position : BLOCK_ROWS;
+          mask_columns(weights, 0, 0, least(end, block.num_rows), least(end + 8, block.num_rows));
+        },
+        d_queries);
+    core_.end_tile();
+    const QueryTile tile = params_.tiles.at(item_now());
+    const int first_row = warpgroup_ * BLOCK_ROWS;
+    store_gradient_rows<Element>(d_queries, params_.scale,
+                                 params_.dq.at(tile.batch, tile.head, tile.row + first_row),
+                                 params_.dq.row_bytes, tile.num_rows - first_row, params_.dim);
+  }
+
+  // What is known of this thread's two queries. Rows behind the tile's last are nobody's.
+  __device__ __forceinline__ void load_rows(const QueryTile& tile, float (&lse)[2], float (&delta)[2]) const {
+    const CudaSlices& slices = params_.tiles.slices;
+    const int run = slices.zigzag && tile.row >= slices.first_row(params_.comm.rank, 1) ? 1 : 0;
+    const int block = (tile.row - slices.first_row(params_.comm.rank, run)) / BLOCK_ROWS + warpgroup_;
+    const size_t offset = params_.panels.rows(tile.batch * params_.tiles.heads + tile.head, run, block);
+    const auto* const rows = reinterpret_cast<const float*>(launch_.area(params_.comm.rank, offset));
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      lse[row] = __ldcg(rows + row_of_thread() + 8 * row);
+      delta[row] = __ldcg(rows + BLOCK_ROWS + row_of_thread() + 8 * row);
+    }
+  }
+
+  __device__ __forceinline__ void compute_keys() {
+    const CudaSlices& slices = params_.tiles.slices;
+    bool is_used;
+    int position;  // of this thread's first row
+    {
+      const KeyTile tile = params_.key_tiles.at(key_tile_now());
+      is_used = warpgroup_ < tile.num_blocks;
+      position = tile.position + warpgroup_ * BLOCK_ROWS + row_of_thread();
+    }
+    float d_keys[NUM_SUMS], d_values[NUM_SUMS];
+    core_.add_queries(
+        is_used,
+        [&](auto& weights, const StreamedBlock& block) {
+          // Before the warpgroup's last key?
+          const bool hides = slices.causal && block.position < position - row_of_thread() + BLOCK_ROWS - 1;
+          if (!hides && block.num_rows == BLOCK_ROWS) return;
+          // A query sees its own key and those before it.
+          const int begin = hides ? position - block.position : -8;
+          mask_columns(weights, begin, begin + 8, block.num_rows, block.num_rows);
+        },
+        d_keys, d_values);
+    const int number = key_tile_now();
+    const KeyTile tile = params_.key_tiles.at(number);
+    if (tile.step > 0) {
+      core_.end_tile();
+      store_parts(tile, d_keys, d_values);
+      __syncwarp();
+      notes_.add(static_cast<uint64_t>(number));
+    } else {
+      if (params_.comm.nranks > 1) {
+        // Before the tile's room is given back: so the producer is never two such tiles ahead.
+        wait_barrier(&smem_.parts_full, parts_phase_);
+        parts_phase_ ^= 1;
+      }
+      core_.end_tile();
+      finish(tile, d_keys, d_values);
+    }
+  }
+
+  // Where in a tile's part a warp's lie: of dK, and part_bytes() / 2 further on of dV.
+  __device__ __forceinline__ int warp_offset() const {
+    return static_cast<int>(threadIdx.x / 32) * (Config::HEAD_DIM * 16 * 4);
+  }
+
+  __device__ __forceinline__ void store_parts(const KeyTile& tile, const float (&d_keys)[NUM_SUMS],
+                                              const float (&d_values)[NUM_SUMS]) const {
+    const size_t offset = params_.panels.part(params_.comm.nranks - tile.step, tile.head, tile.run, tile.index);
+    std::byte* const part = launch_.area(params_.key_tiles.source(tile.step), offset) + warp_offset();
+    store_part(d_keys, part);
+    store_part(d_values, part + params_.panels.part_bytes() / 2);
+  }
+
+  // Own keys.
+  __device__ __forceinline__ void finish(const KeyTile& tile, float (&d_keys)[NUM_SUMS],
+                                         float (&d_values)[NUM_SUMS]) const {
+    const int num_rows = tile.num_rows - warpgroup_ * BLOCK_ROWS;
+    if (num_rows <= 0) return;
+    const int rank = params_.comm.rank, nranks = params_.comm.nranks;
+    const int batch = tile.head / params_.tiles.kv_heads;
+    const int head = tile.head - batch * params_.tiles.kv_heads;
+    const int row =
+        params_.tiles.slices.first_row(rank, tile.run) + tile.index * TILE_ROWS + warpgroup_ * BLOCK_ROWS;
+    uint32_t sources = 0;
+    for (int other = 0; other < nranks; ++other)
+      if (other != rank && has_part(params_, other, tile)) sources |= 1u << other;
+    const GradientPanels& panels = params_.panels;
+    const std::byte* first_part = nullptr;
+    size_t step_bytes = 0;
+    if (sources != 0) {
+      const size_t offset = panels.part(1, tile.head, tile.run, tile.index);
+      first_part = launch_.area(rank, offset) + warp_offset();
+      step_bytes = panels.part(2, 0, 0, 0) - panels.part(1, 0, 0, 0);
+    }
+    if (sources != 0)
+      add_parts(d_values, first_part + panels.part_bytes() / 2, step_bytes, sources, rank, nranks);
+    store_gradient_rows<Element>(d_values, 1.0f, params_.dv.at(batch, head, row), params_.dv.row_bytes,
+                                 num_rows, params_.dim);
+    if (sources != 0) add_parts(d_keys, first_part, step_bytes, sources, rank, nranks);
+    store_gradient_rows<Element>(d_keys, params_.scale, params_.dk.at(batch, head, row), params_.dk.row_bytes,
+                                 num_rows, params_.dim);
+  }
+
+  const RankLaunch& launch_;
+  const CudaParams& params_;
+  CudaStorage<Config>& smem_;
+  const int warpgroup_;
+  AttentionGradientConsumer<Config> core_;
+  PushNotes<PushSignals<Config::NUM_CONSUMER_WARPS>> notes_;
+  ItemCursor cursor_;
+  uint32_t parts_phase_ = 0;
+};
+
+template <class Config>
+__global__ void __launch_bounds__(Config::NUM_THREADS, 1)
+    ring_attention_backward_kernel(const __grid_constant__ CudaParams params) {
+  // 168 registers a thread at the start; what the producer's warpgroup gives back, the consumers get. With sums
+  // of 128 columns they need all there are: with 232 the compiler makes every product wait for the one before.
+  // What the producer's warps then keep in memory is not read often.
+  constexpr int NUM_PRODUCER_REGISTERS = Config::HEAD_DIM == 128 ? 24 : 72;
+  constexpr int NUM_CONSUMER_REGISTERS = Config::HEAD_DIM == 128 ? 240 : 216;
+  static_assert(128 * (168 - NUM_PRODUCER_REGISTERS) >= 256 * (NUM_CONSUMER_REGISTERS - 168));
+  extern __shared__ __align__(1024) uint8_t smem_bytes[];
+  CudaStorage<Config>& smem = *reinterpret_cast<CudaStorage<Config>*>(smem_bytes);
+  const RankLaunch launch(params.comm);
+  launch.begin_cta();
+  if (threadIdx.x == 0) storage_init(smem);
+  __syncthreads();
+  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
+  if (warpgroup == Config::NUM_CONSUMER_WARPGROUPS) {
+    ptx::setmaxnreg_dec<NUM_PRODUCER_REGISTERS>();
+    const int warp = __shfl_sync(~0u, threadIdx.x % 128 / 32, 0);
+    const int push_cta = static_cast<int>(blockIdx.x) - (static_cast<int>(gridDim.x) - params.num_push_ctas);
+    if (warp > 0) {
+      if (push_cta >= 0) {
+        ring_attention::push_keys<Config>(launch, params, smem.push, smem.attention.stream[0], warp - 1,
+                                          push_cta);
+      }
+      if (blockIdx.x == 0 && warp == 3) launch.greet();
+      if (warp == 1) signal_parts<Config>(launch, params, smem);
+    } else {
+      if (push_cta >= 0) ring_attention::signal_keys<Config>(launch, params, smem.push);
+      if (threadIdx.x % 32 == 0) Producer<Config>(launch, params, smem).run();
+      __syncwarp();
+    }
+  } else {
+    ptx::setmaxnreg_inc<NUM_CONSUMER_REGISTERS>();
+    Consumer<Config>(launch, params, smem, warpgroup).run();
+  }
+  launch.end_cta();
+}
+
+struct CudaKernel {
+  void (*kernel)(CudaParams);
+  int num_threads;
+  int smem_bytes;
+  int head_dim;
+};
+constexpr int NUM_CUDA_KERNELS = 2;  // head_dim up to 64, and up to 128
+struct CudaTable {
+  CudaKernel entries[NUM_CUDA_KERNELS];
+};
+const CudaTable& cuda_kernels_bf16();
+const CudaTable& cuda_kernels_fp16();
+
+template <class Config>
+constexpr CudaKernel cuda_kernel_entry() {
+  static_assert(Config::BLOCK_N == BLOCK_ROWS && Config::BLOCK_M == TILE_ROWS);
+  static_assert(sizeof(CudaStorage<Config>) <= 227 * 1024);
+  static_assert(ring_attention::KEY_PUSH_BYTES<Config> <= Config::NUM_STAGES * Config::PAIR_BYTES);
+  return {ring_attention_backward_kernel<Config>, Config::NUM_THREADS, sizeof(CudaStorage<Config>),
+          Config::HEAD_DIM};
+}
+
+template <class Element>
+const CudaTable& cuda_kernel_table() {
+  static const CudaTable table{{cuda_kernel_entry<AttentionGradientConfig<64, 6, Element>>(),
+                                cuda_kernel_entry<AttentionGradientConfig<128, 4, Element>>()}};
+  return table;
+}
+
+}  // namespace mk::ring_attention_backward

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: MIT
+// Gradients of ring attention on GPUs of one node: what the two kernels of a call are given.
+#pragma once
+
+#include <cuda.h>
+
+#include "kernels/device/rank_comm.h"
+#include "kernels/ops/ring_attention_backward/cuda_blocks.h"
+
+namespace mk::ring_attention_backward {
+
+// A caller's tensor, [batch][head][row][dim] whatever the order in memory.
+struct HeadRows {
+  std::byte* data;
+  int64_t row_bytes;
+  int64_t head_bytes;
+  int64_t batch_bytes;
+
+  MK_HOST_DEVICE std::byte* at(int batch, int head, int64_t row) const {
+    return data + batch * batch_bytes + head * head_bytes + row * row_bytes;
+  }
+};
+
+struct RowSumParams {
+  const LaunchState* state;
+  std::byte* area;  // this rank's, of bank 0
+  size_t bank_bytes;
+  ring_attention::CudaSlices slices;
+  GradientPanels panels;
+  int rank;
+  int heads;
+  int dim;
+  HeadRows o;
+  HeadRows d_o;
+  const float* lse;  // [batch][head][row]
+};
+
+struct CudaParams {
+  RankComm comm;
+  CUtensorMap map_q;
+  CUtensorMap map_d_o;
+  CUtensorMap map_k;
+  CUtensorMap map_v;
+  ring_attention::QueryTiles tiles;
+  KeyTiles key_tiles;
+  GradientPanels panels;
+  int num_query_tiles;
+  int num_key_tiles;
+  int num_push_ctas;  // the last ones of the grid, until they have pushed everything
+  int dim;
+  float scale;
+  HeadRows dq;
+  HeadRows dk;
+  HeadRows dv;
+};
+
+}  // namespace mk::ring_attention_backward

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: MIT
+// The first kernel of a call: what the second needs of each row of queries, in blocks as it streams them. For
+// every row lse and delta = rowsum(dO * o); rows behind a run's end, and those of lse = -inf, get +inf, so that
+// their weights are zero.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "kernels/ops/ring_attention_backward/cuda_params.h"
+#include "kernels/ptx/memory.cuh"
+
+namespace mk::ring_attention_backward {
+
+constexpr int ROW_SUM_WARPS = 8;  // of a CTA
+
+// The sum of products of 8 pairs of elements.
+template <class Element>
+__device__ __forceinline__ float dot8(const uint4& a, const uint4& b) {
+  const auto* const first = reinterpret_cast<const Element*>(&a);
+  const auto* const second = reinterpret_cast<const Element*>(&b);
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) sum = fmaf(static_cast<float>(first[i]), static_cast<float>(second[i]), sum);
+  return sum;
+}
+
+// A warp a block of rows, 16 lanes a row.
+template <class Element>
+__global__ void __launch_bounds__(32 * ROW_SUM_WARPS)
+    row_sums_kernel(const __grid_constant__ RowSumParams params) {
+  constexpr int LANES = 16, ROWS = 4;  // rows at a time of a half warp: their loads are in flight together
+  const GradientPanels& panels = params.panels;
+  const int64_t index = int64_t{blockIdx.x} * ROW_SUM_WARPS + threadIdx.x / 32;
+  const int64_t of_head = int64_t{panels.num_runs} * panels.run_blocks;
+  if (index >= of_head * panels.num_query_heads) return;
+  const int query_head = static_cast<int>(index / of_head);
+  const int run = static_cast<int>((index - query_head * of_head) / panels.run_blocks);
+  const int block = static_cast<int>(index - query_head * of_head) - run * panels.run_blocks;
+  const int batch = query_head / params.heads, head = query_head - batch * params.heads;
+  const int num_rows = params.slices.count(params.rank, run) - block * BLOCK_ROWS;  // perhaps none, or too many
+  const int first_row = params.slices.first_row(params.rank, run) + block * BLOCK_ROWS;
+  const int bank = bank_of(ptx::ld_relaxed_sys(&params.state->epoch) + 1);
+  auto* const sums =
+      reinterpret_cast<float*>(params.area + bank * params.bank_bytes + panels.rows(query_head, run, block));
+  const float* const lse = params.lse + int64_t{query_head} * params.slices.rows(params.rank) + first_row;
+  const int lane = threadIdx.x % LANES, half = threadIdx.x % 32 / LANES;
+  const bool has_columns = lane * 8 < params.dim;
+#pragma unroll 1
+  for (int first = half * ROWS; first < BLOCK_ROWS; first += 2 * ROWS) {
+    uint4 outputs[ROWS], d_outputs[ROWS];
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+      outputs[i] = d_outputs[i] = make_uint4(0, 0, 0, 0);
+      if (has_columns && first + i < num_rows) {
+        const int64_t row = first_row + first + i;
+        outputs[i] = *reinterpret_cast<const uint4*>(params.o.at(batch, head, row) + lane * 16);
+        d_outputs[i] = *reinterpret_cast<const uint4*>(params.d_o.at(batch, head, row) + lane * 16);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+      float sum = dot8<Element>(outputs[i], d_outputs[i]);
+#pragma unroll
+      for (int distance = LANES / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
+      if (lane == 0) {
+        const bool is_row = first + i < num_rows;
+        const float row_lse = is_row ? lse[first + i] : -INFINITY;
+        sums[first + i] = row_lse == -INFINITY ? INFINITY : row_lse;
+        sums[BLOCK_ROWS + first + i] = sum;
+      }
+    }
+  }
+}
+
+}  // namespace mk::ring_attention_backward
