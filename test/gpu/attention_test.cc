@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Ring attention between GPUs through the C interface, and on one: o and lse against float64 loops over the
-// whole sequence, outputs poisoned, receive areas full of NaN; the same bits from many runs; replays of a
-// captured launch with other inputs.
+// Ring attention and its gradients between GPUs through the C interface, and on one: outputs against float64
+// loops over the whole sequence, poisoned before, receive areas full of NaN; the same bits from many runs;
+// replays of a captured launch with other inputs.
 //
 //   attention_test [--ranks N] [--quick]
 #include <deque>
@@ -28,44 +28,64 @@ class DeviceTensors {
   DeviceTensors(const AttentionCase& attention, int64_t rows, cudaStream_t stream)
       : queries_(attention.batch * rows * attention.heads * attention.dim * 2),
         keys_(attention.batch * rows * attention.kv_heads * attention.dim * 2),
-        rows_lse_((attention.batch * rows * attention.heads + kGuard) * 4),
-        stream_(stream),
-        q_(queries_),
-        k_(keys_),
-        v_(keys_),
-        o_(queries_ + kGuard * 2),
-        lse_(rows_lse_) {}
+        rows_lse_(attention.batch * rows * attention.heads * 4),
+        stream_(stream) {}
 
   // Brings the host's inputs and poisoned outputs over, and puts itself in their place.
   void replace(mk_ring_attention_args_t& args) {
-    host_ = args;
-    upload();
-    args.q = q_.data, args.k = k_.data, args.v = v_.data;
-    args.o = o_.data;
-    args.lse = static_cast<float*>(lse_.data);
-  }
-  void upload() const {
-    copy(q_.data, host_.q, queries_), copy(k_.data, host_.k, keys_), copy(v_.data, host_.v, keys_);
-    if (queries_ > 0) copy(o_.data, host_.o, queries_ + kGuard * 2);
-    copy(lse_.data, host_.lse, rows_lse_);
+    begin();
+    input(args.q, queries_), input(args.k, keys_), input(args.v, keys_);
+    output(args.o, queries_, kGuard * 2);
+    output(args.lse, rows_lse_, kGuard * 4);
     require_cuda(cudaStreamSynchronize(stream_), "upload");
   }
-  // After the launch: what it wrote, to the host's outputs.
+  void replace(mk_ring_attention_backward_args_t& args) {
+    begin();
+    input(args.q, queries_), input(args.k, keys_), input(args.v, keys_);
+    input(args.o, queries_), input(args.lse, rows_lse_), input(args.d_o, queries_);
+    output(args.dq, queries_, kGuard * 2);
+    output(args.dk, keys_, kGuard * 2), output(args.dv, keys_, kGuard * 2);
+    require_cuda(cudaStreamSynchronize(stream_), "upload");
+  }
+  // After the launch: what is there, to the host's tensors, inputs among them.
   void download() const {
-    if (queries_ > 0) copy(host_.o, o_.data, queries_ + kGuard * 2);
-    copy(host_.lse, lse_.data, rows_lse_);
+    for (const Tensor& tensor : tensors_) copy(tensor.host, tensor.device.data, tensor.bytes);
     require_cuda(cudaStreamSynchronize(stream_), "download");
   }
 
  private:
+  struct Tensor {
+    void* host = nullptr;
+    const int64_t bytes;
+    Buffer device;
+    explicit Tensor(int64_t size) : bytes(size), device(static_cast<size_t>(size)) {}
+  };
+
+  void begin() { used_ = 0; }
+  template <class T>
+  void input(T*& pointer, int64_t bytes) {
+    take(pointer, bytes);
+  }
+  template <class T>
+  void output(T*& pointer, int64_t bytes, int64_t guard_bytes) {
+    take(pointer, bytes > 0 ? bytes + guard_bytes : 0);
+  }
+  template <class T>
+  void take(T*& pointer, int64_t bytes) {
+    if (used_ == tensors_.size()) tensors_.emplace_back(bytes);
+    Tensor& tensor = tensors_[used_++];
+    tensor.host = const_cast<void*>(static_cast<const void*>(pointer));
+    copy(tensor.device.data, tensor.host, bytes);
+    pointer = static_cast<T*>(tensor.device.data);
+  }
   void copy(void* to, const void* from, int64_t bytes) const {
     if (bytes > 0)
       require_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_), "cudaMemcpyAsync");
   }
   const int64_t queries_, keys_, rows_lse_;  // bytes
   cudaStream_t stream_;
-  Buffer q_, k_, v_, o_, lse_;
-  mk_ring_attention_args_t host_ = MK_RING_ATTENTION_ARGS_INIT;
+  std::deque<Tensor> tensors_;
+  size_t used_ = 0;
 };
 
 // One rank's session and stream of a job of GPUs.
@@ -84,30 +104,60 @@ int64_t rows_of(const AttentionProblem& problem, const Seat& seat) {
   return static_cast<int64_t>(problem.attention.positions(seat.session.nranks(), seat.session.rank()).size());
 }
 
-mk_status_t launch_on(Seat& seat, AttentionLaunch& launch, DeviceTensors& tensors) {
-  launch.change = [&](mk_ring_attention_args_t& args) { tensors.replace(args); };
-  mk_ring_attention_args_t args = MK_RING_ATTENTION_ARGS_INIT;
-  launch.fill_forward(args);
-  launch.change = nullptr;
-  return mk_ring_attention(seat.comm, &args, seat.stream);
+struct Forward {
+  using Args = mk_ring_attention_args_t;
+  static constexpr Args INIT = MK_RING_ATTENTION_ARGS_INIT;
+  static constexpr const char* NAME = "mk_ring_attention";
+  static constexpr size_t NUM_NODES = 1;  // of a captured call
+  static void fill(const AttentionLaunch& launch, Args& args) { launch.fill_forward(args); }
+  static mk_status_t call(Seat& seat, const Args& args) {
+    return mk_ring_attention(seat.comm, &args, seat.stream);
+  }
+  static void verify(AttentionLaunch& launch) { launch.verify_forward(); }
+  static std::string bits(const AttentionLaunch& launch) { return launch.forward_bits(); }
+};
+
+struct Backward {
+  using Args = mk_ring_attention_backward_args_t;
+  static constexpr Args INIT = MK_RING_ATTENTION_BACKWARD_ARGS_INIT;
+  static constexpr const char* NAME = "mk_ring_attention_backward";
+  static constexpr size_t NUM_NODES = 2;
+  static void fill(const AttentionLaunch& launch, Args& args) { launch.fill_backward(args); }
+  static mk_status_t call(Seat& seat, const Args& args) {
+    return mk_ring_attention_backward(seat.comm, &args, seat.stream);
+  }
+  static void verify(AttentionLaunch& launch) { launch.verify_backward(); }
+  static std::string bits(const AttentionLaunch& launch) { return launch.backward_bits(); }
+};
+
+// The launch's arguments, its tensors on the device.
+template <class Direction>
+typename Direction::Args arguments_on(const AttentionLaunch& launch, DeviceTensors& tensors) {
+  typename Direction::Args args = Direction::INIT;
+  Direction::fill(launch, args);
+  tensors.replace(args);
+  return args;
 }
 
+template <class Direction>
+bool run_on(Seat& seat, const AttentionLaunch& launch, DeviceTensors& tensors) {
+  return seat.session.ok(Direction::call(seat, arguments_on<Direction>(launch, tensors)), Direction::NAME) &&
+         seat.session.ok(mk_comm_synchronize(seat.comm, seat.stream), "mk_comm_synchronize");
+}
+
+template <class Direction>
 void run_case(Seat& seat, const AttentionProblem& problem, bool stale) {
   AttentionLaunch launch(seat.session, problem);
   DeviceTensors tensors(problem.attention, rows_of(problem, seat), seat.stream);
-  const auto go = [&] {
-    return seat.session.ok(launch_on(seat, launch, tensors), "mk_ring_attention") &&
-           seat.session.ok(mk_comm_synchronize(seat.comm, seat.stream), "mk_comm_synchronize");
-  };
   if (stale) {  // both banks
     launch.poison_inputs();
-    if (!go() || !go()) return;
+    if (!run_on<Direction>(seat, launch, tensors) || !run_on<Direction>(seat, launch, tensors)) return;
     launch.restore_inputs();
     launch.poison_outputs();
   }
-  if (!go()) return;
+  if (!run_on<Direction>(seat, launch, tensors)) return;
   tensors.download();
-  launch.verify_forward();
+  Direction::verify(launch);
 }
 
 bool runs_on_gpu(const AttentionCase& attention) {
@@ -151,6 +201,11 @@ std::vector<AttentionCase> device_cases(bool quick) {
   return cases;
 }
 
+// A key of -inf, which fp16 has and no query sees, still makes gradients that are not finite: 0 times it.
+bool has_gradients(const AttentionCase& attention) {
+  return attention.numbers != Numbers::masked || attention.dtype != MK_DTYPE_FP16;
+}
+
 std::deque<AttentionProblem> problems_for(int nranks, bool quick) {
   std::vector<AttentionCase> cases;
   for (const AttentionCase& attention : mk::test::attention_corner_cases(nranks)) cases.push_back(attention);
@@ -167,58 +222,58 @@ void run_all(Seat& seat, Watchdog& watchdog, int rank, const std::deque<Attentio
     const AttentionProblem& problem = problems[number];
     watchdog.stage(rank, describe(problem.attention), 60, seat.comm);
     const size_t before = seat.session.failures().size();
-    run_case(seat, problem, number % 5 == 0);
+    run_case<Forward>(seat, problem, number % 5 == 0);
+    if (has_gradients(problem.attention)) run_case<Backward>(seat, problem, number % 5 == 1);
     const auto& failures = seat.session.failures();
     tally.check(failures.size() == before, failures.empty() ? what : failures.back());
     if (failures.size() >= 5) return;
   }
 }
 
+template <class Direction>
 void run_same_bits(Seat& seat, Watchdog& watchdog, int rank, const AttentionProblem& problem, int runs) {
-  watchdog.stage(rank, "the same bits", 120, seat.comm);
+  watchdog.stage(rank, std::string("the same bits: ") + Direction::NAME, 120, seat.comm);
   AttentionLaunch launch(seat.session, problem);
   DeviceTensors tensors(problem.attention, rows_of(problem, seat), seat.stream);
   std::string first;
   for (int run = 0; run < runs; ++run) {
-    if (!seat.session.ok(launch_on(seat, launch, tensors), "mk_ring_attention")) return;
-    if (!seat.session.ok(mk_comm_synchronize(seat.comm, seat.stream), "mk_comm_synchronize")) return;
+    launch.poison_outputs();
+    if (!run_on<Direction>(seat, launch, tensors)) return;
     tensors.download();
-    if (run == 0) first = launch.forward_bits();
-    if (!tally.check(launch.forward_bits() == first, text("run %d has other bits than the first", run))) return;
+    if (run == 0) first = Direction::bits(launch);
+    if (!tally.check(Direction::bits(launch) == first,
+                     text("%s: run %d has other bits than the first", Direction::NAME, run))) {
+      return;
+    }
   }
 }
 
-// One kernel node; replays with the inputs of problems of the same shape.
+// As many kernel nodes as kernels; replays with the inputs of problems of the same shape.
+template <class Direction>
 void run_replays(Seat& seat, Watchdog& watchdog, int rank, const std::deque<AttentionProblem>& problems) {
-  watchdog.stage(rank, "replays", 120, seat.comm);
+  watchdog.stage(rank, std::string("replays: ") + Direction::NAME, 120, seat.comm);
   AttentionLaunch captured(seat.session, problems[0]);
   DeviceTensors tensors(problems[0].attention, rows_of(problems[0], seat), seat.stream);
-  if (!seat.session.ok(launch_on(seat, captured, tensors), "mk_ring_attention")) return;
-  if (!seat.session.ok(mk_comm_synchronize(seat.comm, seat.stream), "mk_comm_synchronize")) return;
-  mk_ring_attention_args_t args = MK_RING_ATTENTION_ARGS_INIT;
-  captured.change = [&](mk_ring_attention_args_t& changed) { tensors.replace(changed); };
-  captured.fill_forward(args);
+  if (!run_on<Direction>(seat, captured, tensors)) return;
+  const typename Direction::Args args = arguments_on<Direction>(captured, tensors);
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t executable = nullptr;
   require_cuda(cudaStreamBeginCapture(seat.stream, cudaStreamCaptureModeThreadLocal), "capture");
-  const mk_status_t status = mk_ring_attention(seat.comm, &args, seat.stream);
+  const mk_status_t status = Direction::call(seat, args);
   require_cuda(cudaStreamEndCapture(seat.stream, &graph), "capture");
-  if (!seat.session.ok(status, "a captured mk_ring_attention")) return;
+  if (!seat.session.ok(status, "a captured call")) return;
   size_t nodes = 0;
   require_cuda(cudaGraphGetNodes(graph, nullptr, &nodes), "cudaGraphGetNodes");
-  tally.check(nodes == 1, text("a captured call is %zu nodes", nodes));
+  tally.check(nodes == Direction::NUM_NODES, text("a captured %s is %zu nodes", Direction::NAME, nodes));
   require_cuda(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
   for (size_t replay = 0; replay < 4 * problems.size(); ++replay) {
     AttentionLaunch launch(seat.session, problems[replay % problems.size()]);
-    mk_ring_attention_args_t other = MK_RING_ATTENTION_ARGS_INIT;
-    launch.change = [&](mk_ring_attention_args_t& changed) { tensors.replace(changed); };
-    launch.fill_forward(other);
-    launch.change = nullptr;
+    arguments_on<Direction>(launch, tensors);
     require_cuda(cudaGraphLaunch(executable, seat.stream), "cudaGraphLaunch");
     if (!seat.session.ok(mk_comm_synchronize(seat.comm, seat.stream), "a replay")) return;
     tensors.download();
     const size_t before = seat.session.failures().size();
-    launch.verify_forward();
+    Direction::verify(launch);
     const auto& failures = seat.session.failures();
     tally.check(failures.size() == before, failures.empty() ? "" : "replay: " + failures.back());
   }
@@ -252,8 +307,10 @@ int main(int argc, char** argv) {
     rank.meet();
     Seat seat(all, rank.rank, rank.comm, rank.stream);
     run_all(seat, watchdog, rank.rank, together, "together");
-    run_same_bits(seat, watchdog, rank.rank, replayed[0], options.quick ? 20 : 200);
-    run_replays(seat, watchdog, rank.rank, replayed);
+    run_same_bits<Forward>(seat, watchdog, rank.rank, replayed[0], options.quick ? 20 : 200);
+    run_same_bits<Backward>(seat, watchdog, rank.rank, replayed[0], options.quick ? 20 : 200);
+    run_replays<Forward>(seat, watchdog, rank.rank, replayed);
+    run_replays<Backward>(seat, watchdog, rank.rank, replayed);
     watchdog.stage(rank.rank, "ending", 60, rank.comm);
   });
   return tally.finish();

@@ -173,8 +173,7 @@ mk_status_t AttentionLaunch::try_forward() const {
   return mk_ring_attention(session_.comm(), &args, nullptr);
 }
 
-mk_status_t AttentionLaunch::try_backward() const {
-  mk_ring_attention_backward_args_t args = MK_RING_ATTENTION_BACKWARD_ARGS_INIT;
+void AttentionLaunch::fill_backward(mk_ring_attention_backward_args_t& args) const {
   fill(args);
   args.o = forward_o_.data.data();
   args.lse = forward_lse_.data();
@@ -182,6 +181,11 @@ mk_status_t AttentionLaunch::try_backward() const {
   args.dq = dq_.data.data();
   args.dk = dk_.data.data();
   args.dv = dv_.data.data();
+}
+
+mk_status_t AttentionLaunch::try_backward() const {
+  mk_ring_attention_backward_args_t args = MK_RING_ATTENTION_BACKWARD_ARGS_INIT;
+  fill_backward(args);
   return mk_ring_attention_backward(session_.comm(), &args, nullptr);
 }
 

@@ -20,6 +20,7 @@ class AttentionLaunch {
 
   // The forward call's arguments, `change` applied.
   void fill_forward(mk_ring_attention_args_t& args) const;
+  void fill_backward(mk_ring_attention_backward_args_t& args) const;
   mk_status_t try_forward() const;
   mk_status_t try_backward() const;
   bool forward() const { return session_.ok(try_forward(), "mk_ring_attention"); }

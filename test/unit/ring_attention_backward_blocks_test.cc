@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: MIT
+// How the gradients of ring attention are cut up on GPUs, against what schedule.h says of positions and of who
+// sees what.
+#include <algorithm>
+#include <map>
+#include <random>
+#include <set>
+#include <tuple>
+#include <vector>
+
+#include "../support/catch.h"
+#include "kernels/cuda/ring_attention_backward_plan.h"
+#include "kernels/ops/ring_attention/schedule.h"
+
+using namespace mk;
+using namespace mk::ring_attention_backward;
+using mk::ring_attention::Slices;
+
+namespace {
+
+RingAttentionCall random_call(std::mt19937_64& random) {
+  const auto below = [&](uint64_t bound) { return static_cast<int>(random() % bound); };
+  RingAttentionCall call;
+  call.op = MK_OPERATOR_RING_ATTENTION_BACKWARD;
+  call.batch = 1 + below(2);
+  call.seq = below(3) == 0 ? below(100) : below(2500);
+  call.kv_heads = 1 + below(3);
+  call.heads = call.kv_heads * (1 + below(3));
+  call.dim = 8 * (1 + below(16));
+  call.causal = static_cast<mk_causal_t>(below(3));
+  return call;
+}
+
+// A call as every rank plans it, and its positions in schedule.h's words.
+struct Cut {
+  RingAttentionCall call;
+  int nranks;
+  Slices expected;
+  std::vector<RingAttentionBackwardPlan> plans;
+
+  explicit Cut(std::mt19937_64& random)
+      : call(random_call(random)),
+        nranks(1 + static_cast<int>(random() % 5)),
+        expected{call.seq, nranks, call.causal != MK_CAUSAL_NONE, call.causal == MK_CAUSAL_ZIGZAG, 0, nullptr} {
+    for (int rank = 0; rank < nranks; ++rank) {
+      auto plan = ring_attention_backward_plan(call, rank, nranks, 132);
+      REQUIRE(plan.ok());
+      plans.push_back(plan.take());
+    }
+  }
+
+  bool sees(int64_t query, int64_t key) const { return key < expected.visible_end(query); }
+  // Does a query of `rank` see one of `count` keys from `position` on?
+  bool sees_some(int rank, int position, int count) const {
+    for (int64_t row = 0; row < expected.rows(rank); ++row) {
+      const int64_t query = expected.position(rank, row);
+      for (int key = position; key < position + count; ++key) {
+        if (sees(query, key)) return true;
+      }
+    }
+    return false;
+  }
+  // The position of a source's tile in its run.
+  int row_of(const KeyTiles& tiles, const KeyTile& tile) const {
+    return tiles.slices.first_row(tiles.source(tile.step), tile.run) + tile.index * TILE_ROWS;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("tiles of keys are all those of which a rank sees something, each once, its own last") {
+  std::mt19937_64 random(1);
+  for (int round = 0; round < 150; ++round) {
+    const Cut cut(random);
+    const int rank = static_cast<int>(random() % static_cast<uint64_t>(cut.nranks));
+    const KeyTiles& tiles = cut.plans[static_cast<size_t>(rank)].key_tiles;
+    std::set<std::tuple<int, int, int, int>> seen;
+    int turn = 0;
+    REQUIRE(cut.plans[static_cast<size_t>(rank)].num_key_tiles == tiles.size());
+    for (int index = 0; index < tiles.size(); ++index) {
+      const KeyTile tile = tiles.at(index);
+      const int source = (rank + tile.step) % cut.nranks;
+      REQUIRE(seen.emplace(tile.step, tile.head, tile.run, tile.index).second);
+      REQUIRE((tile.step + cut.nranks - 1) % cut.nranks >= turn);
+      turn = (tile.step + cut.nranks - 1) % cut.nranks;
+      REQUIRE((tile.num_rows > 0 && tile.num_rows <= TILE_ROWS));
+      REQUIRE(cut.expected.position(source, cut.row_of(tiles, tile)) == tile.position);
+      REQUIRE(cut.expected.position(source, cut.row_of(tiles, tile) + tile.num_rows - 1) ==
+              tile.position + tile.num_rows - 1);
+      for (int block = 0; block < TILE_BLOCKS; ++block) {
+        const int count = std::min(BLOCK_ROWS, tile.num_rows - block * BLOCK_ROWS);
+        const bool some = count > 0 && cut.sees_some(rank, tile.position + block * BLOCK_ROWS, count);
+        REQUIRE(some == (block < tile.num_blocks));
+      }
+    }
+    // None is missing: of each run those up to the last key that is seen.
+    for (int step = 0; step < cut.nranks; ++step) {
+      const int source = (rank + step) % cut.nranks;
+      for (int run = 0; run < tiles.slices.num_runs(); ++run) {
+        const int begin = tiles.slices.begin(source, run), count = tiles.slices.count(source, run);
+        for (int tile = 0; tile * TILE_ROWS < count; ++tile) {
+          const int rows = std::min(TILE_ROWS, count - tile * TILE_ROWS);
+          const bool some = cut.sees_some(rank, begin + tile * TILE_ROWS, rows);
+          for (int head = 0; head < tiles.num_heads; ++head)
+            REQUIRE((seen.count({step, head, run, tile}) == 1) == some);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("a tile of keys takes every query that sees one of them once, head by head") {
+  std::mt19937_64 random(2);
+  for (int round = 0; round < 100; ++round) {
+    const Cut cut(random);
+    const int rank = static_cast<int>(random() % static_cast<uint64_t>(cut.nranks));
+    const KeyTiles& tiles = cut.plans[static_cast<size_t>(rank)].key_tiles;
+    const int group = cut.call.heads / cut.call.kv_heads;
+    for (int64_t index = 0; index < tiles.size(); index += 1 + static_cast<int64_t>(random() % 7)) {
+      const KeyTile tile = tiles.at(static_cast<int>(index));
+      QueryBlockWalk walk(tiles.slices, rank, group, tile.position);
+      int left = walk.count(), head = 0;
+      REQUIRE(left > 0);
+      std::set<std::pair<int, int64_t>> queries;
+      for (QueryBlock block; walk.next(&block); --left) {
+        REQUIRE((block.head >= head && block.head < group));
+        head = block.head;
+        REQUIRE((block.num_rows > 0 && block.num_rows <= BLOCK_ROWS));
+        REQUIRE(block.row == tiles.slices.first_row(rank, block.run) + block.index * BLOCK_ROWS);
+        bool some = false;
+        for (int i = 0; i < block.num_rows; ++i) {
+          REQUIRE(queries.emplace(block.head, block.row + i).second);
+          if (cut.expected.position(rank, block.row + i) != block.position + i) FAIL("a wrong position");
+          some = some || cut.sees(block.position + i, tile.position);
+        }
+        REQUIRE(some);
+      }
+      REQUIRE(left == 0);
+      for (int64_t row = 0; row < cut.expected.rows(rank); ++row) {
+        if (!cut.sees(cut.expected.position(rank, row), tile.position)) continue;
+        for (int h = 0; h < group; ++h) REQUIRE(queries.count({h, row}) == 1);
+      }
+    }
+  }
+}
+
+TEST_CASE("parts have places and flags of their own, which owner and sender agree on") {
+  std::mt19937_64 random(3);
+  for (int round = 0; round < 100; ++round) {
+    const Cut cut(random);
+    std::map<int, std::set<size_t>> places;                  // of an owner
+    std::map<std::pair<int, int>, int> tiles_of_flag;        // of an owner
+    std::map<std::tuple<int, int, int, int>, int> expected;  // of a sender, as its signal warp counts
+    for (int rank = 0; rank < cut.nranks; ++rank) {
+      const RingAttentionBackwardPlan& plan = cut.plans[static_cast<size_t>(rank)];
+      const GradientPanels& panels = plan.panels;
+      REQUIRE((panels.panel_blocks % TILE_BLOCKS == 0 && panels.num_flags() <= kFlagsPerBank));
+      REQUIRE(static_cast<int64_t>(panels.area_bytes()) <= plan.area_bytes);
+      for (int index = 0; index < plan.num_key_tiles; ++index) {
+        const KeyTile tile = plan.key_tiles.at(index);
+        if (tile.step == 0) continue;
+        const int owner = (rank + tile.step) % cut.nranks, step = cut.nranks - tile.step;
+        const size_t place = panels.part(step, tile.head, tile.run, tile.index);
+        REQUIRE(places[owner].insert(place).second);
+        REQUIRE(place >= panels.KeyPanels::area_bytes());
+        REQUIRE(place + static_cast<size_t>(panels.part_bytes()) <= panels.rows(0, 0, 0));
+        const int flag = panels.part_flag(step, tile.head, tile.run, tile.index);
+        REQUIRE((flag >= panels.KeyPanels::num_flags() && flag < panels.num_flags()));
+        ++tiles_of_flag[{owner, flag}];
+        const int first = tile.index / panels.panel_tiles() * panels.panel_tiles();
+        expected[{owner, flag, 0, 0}] =
+            std::min(panels.panel_tiles(), plan.key_tiles.seen_tiles_of(tile.step, tile.run) - first);
+      }
+    }
+    for (const auto& [flag, count] : tiles_of_flag) REQUIRE(expected[{flag.first, flag.second, 0, 0}] == count);
+    // What an owner waits for is what the others send.
+    for (int owner = 0; owner < cut.nranks; ++owner) {
+      const RingAttentionBackwardPlan& plan = cut.plans[static_cast<size_t>(owner)];
+      size_t waited = 0;
+      for (int index = 0; index < plan.num_key_tiles; ++index) {
+        const KeyTile tile = plan.key_tiles.at(index);
+        for (int step = 1; step < cut.nranks && tile.step == 0; ++step) {
+          const int source = plan.key_tiles.source(step);
+          if (tile.index >= seen_tiles(plan.tiles.slices, source, owner, tile.run)) continue;
+          ++waited;
+          REQUIRE(places[owner].count(plan.panels.part(step, tile.head, tile.run, tile.index)) == 1);
+        }
+      }
+      REQUIRE(waited == places[owner].size());
+    }
+  }
+}
+
+TEST_CASE("rows of queries have places of their own behind the parts") {
+  std::mt19937_64 random(4);
+  for (int round = 0; round < 100; ++round) {
+    const Cut cut(random);
+    const GradientPanels& panels = cut.plans[0].panels;
+    std::set<size_t> places;
+    const size_t begin = cut.nranks > 1 ? panels.part(cut.nranks, 0, 0, 0) : 0;
+    for (int head = 0; head < panels.num_query_heads; ++head) {
+      for (int run = 0; run < panels.num_runs; ++run) {
+        for (int block = 0; block < panels.run_blocks; ++block) {
+          const size_t place = panels.rows(head, run, block);
+          REQUIRE(places.insert(place).second);
+          REQUIRE((place >= begin && place % 16 == 0 && place + panels.ROW_BYTES <= panels.area_bytes()));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("an arena for maxima of gradients holds every call within them") {
+  RingAttentionCall maxima;
+  maxima.op = MK_OPERATOR_RING_ATTENTION_BACKWARD;
+  maxima.batch = 2;
+  maxima.seq = 1000;
+  maxima.heads = 8;
+  maxima.kv_heads = 4;
+  maxima.dim = 128;
+  std::mt19937_64 random(5);
+  for (const int nranks : {1, 2, 3, 8}) {
+    auto prepared = ring_attention_backward_plan(maxima, 0, nranks, 132);
+    REQUIRE(prepared.ok());
+    for (int round = 0; round < 200; ++round) {
+      RingAttentionCall call = maxima;
+      call.batch = static_cast<int64_t>(random() % 3);
+      call.seq = static_cast<int64_t>(random() % 1001);
+      call.kv_heads = 1 << random() % 3;
+      call.heads = call.kv_heads << random() % 2;
+      call.dim = 8 * (1 + static_cast<int>(random() % 16));
+      call.causal = static_cast<mk_causal_t>(random() % 3);
+      const auto rank = static_cast<int>(random() % static_cast<uint64_t>(nranks));
+      auto plan = ring_attention_backward_plan(call, rank, nranks, 132);
+      REQUIRE(plan.ok());
+      REQUIRE(plan->area_bytes <= prepared->area_bytes);
+      REQUIRE((plan->plan.compute_ctas >= 1 && plan->num_push_ctas <= plan->plan.compute_ctas));
+    }
+  }
+}
+
+TEST_CASE("gradients that are not built for GPUs are refused in words") {
+  RingAttentionCall call;
+  call.op = MK_OPERATOR_RING_ATTENTION_BACKWARD;
+  call.batch = call.heads = call.kv_heads = 1;
+  call.seq = 100;
+  call.dim = 136;
+  const auto sentence = [](const RingAttentionCall& refused, int nranks) {
+    const auto plan = ring_attention_backward_plan(refused, 0, nranks, 132);
+    return plan.ok() ? std::string() : plan.status().sentence();
+  };
+  CHECK(sentence(call, 2).find("dim: at most 128 on GPUs, saw 136") != std::string::npos);
+  call.dim = 64;
+  CHECK(sentence(call, 2) == "");
+  call.num_sequences = 2;
+  CHECK(sentence(call, 2).find("packed sequences are not built for GPUs yet") != std::string::npos);
+  call.num_sequences = 0;
+  call.batch = kFlagsPerBank / 2;  // two flags a head of another rank
+  CHECK(sentence(call, 2) == "");
+  ++call.batch;
+  CHECK(sentence(call, 2).find("are more than there are flags for") != std::string::npos);
+}
