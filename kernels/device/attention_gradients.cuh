@@ -131,7 +131,7 @@ class AttentionGradientConsumer {
     for (int i = 0; i < NUM_SUMS; ++i) d_queries[i] = 0.0f;
     begin_tile();
     if (!is_used) return pass();
-    uint32_t packed_d_weights[NUM_WEIGHTS / 2];
+    uint32_t packed_d_weights[NUM_WEIGHTS / 2] = {};
     bool is_first = true, is_last;
     do {
       float weights[NUM_WEIGHTS], d_weights[NUM_WEIGHTS];
@@ -139,6 +139,7 @@ class AttentionGradientConsumer {
       ptx::wgmma_wait_group<1>();  // for the weights, and what was added to dQ before
       ptx::wgmma_fence_registers(weights);
       ptx::wgmma_fence_registers(d_queries);
+      ptx::wgmma_fence_registers(packed_d_weights);
       if (!is_first) release_stage<false>(stage_before());
       is_first = false;
 #pragma unroll

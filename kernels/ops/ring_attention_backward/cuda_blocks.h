@@ -24,17 +24,15 @@ constexpr int TILE_ROWS = TILE_BLOCKS * BLOCK_ROWS;
 MK_HOST_DEVICE constexpr int blocks_of(int rows) { return (rows + BLOCK_ROWS - 1) / BLOCK_ROWS; }
 MK_HOST_DEVICE constexpr int tiles_of(int rows) { return (rows + TILE_ROWS - 1) / TILE_ROWS; }
 
-// Keys of a run of `source` that some query of `receiver` sees: the first ones.
-MK_HOST_DEVICE int seen_keys(const CudaSlices& slices, int receiver, int source, int run) {
+// Tiles of a run of `source` of which some query of `receiver` sees something: the first ones. Of a run that is
+// not its own a rank sees all or nothing.
+MK_HOST_DEVICE int seen_tiles(const CudaSlices& slices, int receiver, int source, int run) {
   int end = 0;
   for (int queries = 0; queries < slices.num_runs(); ++queries) {
     const int count = slices.count(receiver, queries);
     if (count > 0) end = most(end, slices.visible_end(slices.begin(receiver, queries) + count - 1));
   }
-  return most(0, least(end - slices.begin(source, run), slices.count(source, run)));
-}
-MK_HOST_DEVICE int seen_tiles(const CudaSlices& slices, int receiver, int source, int run) {
-  return tiles_of(seen_keys(slices, receiver, source, run));
+  return tiles_of(most(0, least(end - slices.begin(source, run), slices.count(source, run))));
 }
 
 // Keys of one head.
@@ -42,10 +40,9 @@ struct KeyTile {
   int step;  // whose: the rank `step` places after this one
   int head;  // of all batches
   int run;
-  int index;       // in its run
-  int position;    // of its first key
-  int num_rows;    // at most TILE_ROWS
-  int num_blocks;  // of which some query of this rank sees something
+  int index;     // in its run
+  int position;  // of its first key
+  int num_rows;  // at most TILE_ROWS
 };
 
 // A rank's tiles of keys: of the next ranks in turn, then its own. Of a rank one key head's after the other's.
@@ -85,8 +82,6 @@ struct KeyTiles {
     const int from = tile.index * TILE_ROWS;
     tile.position = slices.begin(source(step), tile.run) + from;
     tile.num_rows = least(TILE_ROWS, slices.count(source(step), tile.run) - from);
-    const int seen = seen_keys(slices, rank, source(step), tile.run) - from;
-    tile.num_blocks = least(TILE_BLOCKS, blocks_of(seen));
     return tile;
   }
 };

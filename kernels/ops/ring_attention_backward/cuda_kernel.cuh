@@ -148,9 +148,10 @@ class Producer {
     const int first_head = (tile.head - batch * params_.tiles.kv_heads) * group;
     const int first_block = tile.index * TILE_BLOCKS;
     if (tile.step > 0) await_keys(tile.step, tile.head, tile.run, first_block);
-    begin_tile(tile.num_blocks);
+    const int num_blocks = blocks_of(tile.num_rows);
+    begin_tile(num_blocks);
 #pragma unroll 1
-    for (int block = 0; block < tile.num_blocks; ++block) {
+    for (int block = 0; block < num_blocks; ++block) {
       load_keys(attention_.tile[block], &attention_.tile_full, tile.step, tile.head, tile.run,
                 first_block + block);
     }
@@ -406,7 +407,7 @@ class Consumer {
     int position;  // of this thread's first row
     {
       const KeyTile tile = params_.key_tiles.at(key_tile_now());
-      is_used = warpgroup_ < tile.num_blocks;
+      is_used = tile.num_rows > warpgroup_ * BLOCK_ROWS;
       position = tile.position + warpgroup_ * BLOCK_ROWS + row_of_thread();
     }
     float d_keys[NUM_SUMS], d_values[NUM_SUMS];
