@@ -112,7 +112,7 @@ __device__ __forceinline__ void store_piece(const RankLaunch& launch, const Para
   ptx::cp_async_bulk_commit_group();
 }
 
-// A push warp, whose first lane does it all; `room`: KEY_PUSH_BYTES, 128-byte aligned. Notes units that have
+// A push warp, whose first lane does it all; `room`: KEY_PUSH_BYTES, 1024-byte aligned. Notes units that have
 // arrived at all peers.
 template <class Config, class Params>
 __device__ __forceinline__ void push_keys(const RankLaunch& launch, const Params& params, KeyPushStorage& smem,

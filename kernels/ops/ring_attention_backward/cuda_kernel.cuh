@@ -519,7 +519,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
                                           push_cta);
       }
       if (blockIdx.x == 0 && warp == 3) launch.greet();
-      if (warp == 1) signal_parts<Config>(launch, params, smem);
+      if (warp == 1 && params.comm.nranks > 1) signal_parts<Config>(launch, params, smem);
     } else {
       if (push_cta >= 0) ring_attention::signal_keys<Config>(launch, params, smem.push);
       if (threadIdx.x % 32 == 0) Producer<Config>(launch, params, smem).run();
