@@ -223,8 +223,7 @@ class AttentionGradientConsumer {
     ptx::wgmma_commit_group();
 #pragma unroll
     for (int k16 = 0; k16 < Config::HEAD_DIM / 16; ++k16) {
-      const int at =
-          (Config::KEY_BYTES >> 4) + k16 / 4 * (Config::KEY_COLUMN_BYTES >> 4) + k16 % 4 * (32 >> 4);
+      const int at = (Config::KEY_BYTES >> 4) + k16 / 4 * (Config::KEY_COLUMN_BYTES >> 4) + k16 % 4 * (32 >> 4);
       ptx::wgmma_mma_async_k16<Element, 0, 0>(d_weights, descriptor(tile + at), descriptor(stream + at),
                                               k16 > 0);
     }

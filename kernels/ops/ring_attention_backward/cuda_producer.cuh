@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: MIT
+// Gradients of ring attention on GPUs: what a CTA has in shared memory, and its producer.
+#pragma once
+
+#include "kernels/device/attention_gradients.cuh"
+#include "kernels/device/rank_launch.cuh"
+#include "kernels/ops/ring_attention/cuda_items.cuh"
+#include "kernels/ops/ring_attention/cuda_push.cuh"
+#include "kernels/ops/ring_attention_backward/cuda_params.h"
+#include "kernels/ptx/tma.cuh"
+
+namespace mk::ring_attention_backward {
+
+using ring_attention::ItemCursor;
+using ring_attention::KeyBlock;
+using ring_attention::KeyBlockWalk;
+using ring_attention::QueryTile;
+using ring_attention::wait_barrier;
+
+template <class Config>
+struct CudaStorage {
+  AttentionGradientStorage<Config> attention;
+  ring_attention::ItemQueue items;
+  // While a CTA pushes, its pieces pass through the room of what streams.
+  ring_attention::KeyPushStorage push;
+  // A tile of own keys: the parts of the other ranks are there.
+  uint64_t parts_full;
+  // Parts of other ranks' keys that consumer warps have stored.
+  PushSignals<Config::NUM_CONSUMER_WARPS> stored;
+};
+
+template <class Config>
+__device__ __forceinline__ void storage_init(CudaStorage<Config>& smem) {
+  attention_gradient_init(smem.attention);
+  item_queue_init(smem.items, Config::NUM_CONSUMER_WARPS);
+  key_push_init(smem.push);
+  ptx::mbarrier_init(&smem.parts_full, 1);
+  push_signals_init(smem.stored);
+  ptx::fence_mbarrier_init_release_cluster();
+}
+
+// Does rank `other` have a part of a tile of this rank's keys?
+__device__ __forceinline__ bool has_part(const CudaParams& params, int other, const KeyTile& tile) {
+  return tile.index < seen_tiles(params.tiles.slices, other, params.comm.rank, tile.run);
+}
+
+// The producer, one thread: hands out tiles, brings their rows and what streams past them.
+template <class Config>
+class Producer {
+ public:
+  using Storage = CudaStorage<Config>;
+
+  __device__ Producer(const RankLaunch& launch, const CudaParams& params, Storage& smem)
+      : launch_(launch), params_(params), smem_(smem), attention_(smem.attention) {}
+
+  __device__ __forceinline__ void run() {
+    ptx::prefetch_tensormap(&params_.map_q);
+    ptx::prefetch_tensormap(&params_.map_d_o);
+    ptx::prefetch_tensormap(&params_.map_k);
+    ptx::prefetch_tensormap(&params_.map_v);
+    const int num_query_tiles = params_.num_query_tiles;
+    const int num_items = num_query_tiles + params_.num_key_tiles;
+    ItemCursor cursor;
+    int item = take();
+    while (true) {
+      put_item(smem_.items, cursor, item < num_items ? item : -1);
+      if (item >= num_items) return;
+      const int next = take();  // ahead of its use
+      const Tracer tracer(params_.comm.trace, TRACE_LOAD);
+      tracer.begin(TraceKind::load, item);
+      if (item < num_query_tiles) {
+        load(params_.tiles.at(item));
+      } else {
+        load(params_.key_tiles.at(item - num_query_tiles));
+      }
+      tracer.end();
+      item = next;
+    }
+  }
+
+ private:
+  __device__ __forceinline__ int take() const {
+    return static_cast<int>(atomicAdd(&params_.comm.state->gather_ticket, 1u));
+  }
+
+  // Queries and dO, then keys and values past them.
+  __device__ __forceinline__ void load(const QueryTile& tile) {
+    const CudaSlices& slices = params_.tiles.slices;
+    KeyBlockWalk walk(slices, params_.comm.rank, BLOCK_ROWS,
+                      visible_range(slices, tile.position, tile.position + tile.num_rows - 1));
+    const int num_blocks = blocks_of(tile.num_rows);
+    begin_tile(num_blocks);
+#pragma unroll 1
+    for (int block = 0; block < num_blocks; ++block) {
+      load_rows(attention_.tile[block], &attention_.tile_full, &params_.map_q, &params_.map_d_o,
+                tile.row + block * BLOCK_ROWS, tile.head, tile.batch);
+    }
+    const int head = tile.batch * params_.tiles.kv_heads + tile.kv_head;
+    int num_left = walk.count();
+    KeyBlock block;
+    while (walk.next(&block)) {
+      if (block.step > 0) await_keys(block.step, head, block.run, block.index);
+      begin_stage({block.position, least(BLOCK_ROWS, block.run_end - block.position), --num_left},
+                  Config::PAIR_BYTES);
+      load_keys(attention_.stream[stage_], &attention_.stream_full[stage_], block.step, head, block.run,
+                block.index);
+      advance();
+    }
+  }
+
+  // Keys and values, then queries and dO past them.
+  __device__ __forceinline__ void load(const KeyTile& tile) {
+    const CudaSlices& slices = params_.tiles.slices;
+    const int batch = tile.head / params_.tiles.kv_heads;
+    const int group = params_.tiles.heads / params_.tiles.kv_heads;
+    const int first_head = (tile.head - batch * params_.tiles.kv_heads) * group;
+    const int first_block = tile.index * TILE_BLOCKS;
+    if (tile.step > 0) await_keys(tile.step, tile.head, tile.run, first_block);
+    const int num_blocks = blocks_of(tile.num_rows);
+    begin_tile(num_blocks);
+#pragma unroll 1
+    for (int block = 0; block < num_blocks; ++block) {
+      load_keys(attention_.tile[block], &attention_.tile_full, tile.step, tile.head, tile.run,
+                first_block + block);
+    }
+    QueryBlockWalk walk(slices, params_.comm.rank, group, tile.position);
+    int num_left = walk.count();
+    QueryBlock block;
+    while (walk.next(&block)) {
+      const int head = first_head + block.head;
+      begin_stage({block.position, block.num_rows, --num_left}, Config::PAIR_BYTES + GradientPanels::ROW_BYTES);
+      uint64_t* const full = &attention_.stream_full[stage_];
+      load_rows(attention_.stream[stage_], full, &params_.map_q, &params_.map_d_o, block.row, head, batch);
+      const size_t rows = params_.panels.rows(batch * params_.tiles.heads + head, block.run, block.index);
+      ptx::cp_async_bulk_shared_global(attention_.rows[stage_], launch_.area(params_.comm.rank, rows),
+                                       GradientPanels::ROW_BYTES, full);
+      advance();
+    }
+    if (tile.step == 0 && params_.comm.nranks > 1) {
+      await_parts(tile);
+      ptx::mbarrier_arrive(&smem_.parts_full);
+    }
+  }
+
+  __device__ __forceinline__ void begin_tile(int num_blocks) {
+    wait_barrier(&attention_.tile_empty, tile_phase_ ^ 1);
+    tile_phase_ ^= 1;
+    ptx::mbarrier_arrive_expect_tx(&attention_.tile_full, num_blocks * Config::PAIR_BYTES);
+  }
+  __device__ __forceinline__ void begin_stage(const StreamedBlock& block, uint32_t num_bytes) {
+    wait_barrier(&attention_.stream_empty[stage_], phase_ ^ 1);
+    attention_.blocks[stage_] = block;
+    ptx::mbarrier_arrive_expect_tx(&attention_.stream_full[stage_], num_bytes);
+  }
+  __device__ __forceinline__ void advance() {
+    if (++stage_ == Config::NUM_STAGES) {
+      stage_ = 0;
+      phase_ ^= 1;
+    }
+  }
+
+  // A block of two of this rank's tensors.
+  __device__ __forceinline__ void load_rows(uint8_t* to, uint64_t* full, const CUtensorMap* first,
+                                            const CUtensorMap* second, int row, int head, int batch) const {
+#pragma unroll
+    for (int column = 0; column < Config::NUM_COLUMN_BLOCKS; ++column) {
+      ptx::cp_async_bulk_tensor_4d_shared_global(to + column * Config::KEY_COLUMN_BYTES, first, full,
+                                                 column * 64, row, head, batch);
+    }
+#pragma unroll
+    for (int column = 0; column < Config::NUM_COLUMN_BLOCKS; ++column) {
+      ptx::cp_async_bulk_tensor_4d_shared_global(to + Config::KEY_BYTES + column * Config::KEY_COLUMN_BYTES,
+                                                 second, full, column * 64, row, head, batch);
+    }
+  }
+
+  // A block of keys and values, which are there.
+  __device__ __forceinline__ void load_keys(uint8_t* to, uint64_t* full, int step, int head, int run,
+                                            int block) const {
+    if (step == 0) {
+      const int batch = head / params_.tiles.kv_heads;
+      const int row = params_.tiles.slices.first_row(params_.comm.rank, run) + block * BLOCK_ROWS;
+      load_rows(to, full, &params_.map_k, &params_.map_v, row, head - batch * params_.tiles.kv_heads, batch);
+    } else {
+      const size_t offset = params_.panels.offset(step, head, run, block);
+      ptx::cp_async_bulk_shared_global(to, launch_.area(params_.comm.rank, offset), Config::PAIR_BYTES, full);
+    }
+  }
+
+  __device__ __forceinline__ void await_keys(int step, int head, int run, int block) {
+    const int flag = params_.panels.flag(step, head, run, block / params_.panels.panel_blocks);
+    if (flag == last_flag_) return;
+    last_flag_ = flag;
+    launch_.wait_flag(flag, DeviceRole::compute, DeviceObject::chunk, params_.key_tiles.source(step), flag);
+    // TMA is another proxy than the loads that saw the flag.
+    ptx::fence_proxy_async_global();
+  }
+
+  __device__ __forceinline__ void await_parts(const KeyTile& tile) const {
+#pragma unroll 1
+    for (int step = 1; step < params_.comm.nranks; ++step) {
+      const int source = params_.key_tiles.source(step);
+      if (!has_part(params_, source, tile)) continue;
+      const int flag = params_.panels.part_flag(step, tile.head, tile.run, tile.index);
+      launch_.wait_flag(flag, DeviceRole::reduce, DeviceObject::partial, source, flag);
+    }
+  }
+
+  const RankLaunch& launch_;
+  const CudaParams& params_;
+  Storage& smem_;
+  AttentionGradientStorage<Config>& attention_;
+  uint32_t tile_phase_ = 0;
+  int stage_ = 0;
+  uint32_t phase_ = 0;
+  int last_flag_ = -1;
+};
+
+}  // namespace mk::ring_attention_backward
