@@ -292,19 +292,47 @@ Status plan_network_gather(const GemmCall& call, const TopologyView& nodes, Rank
   return {};
 }
 
+// CTAs that sum what others of the node compute for owners elsewhere, of `num_sms`. The tile is chosen without
+// regard to them: not all ranks have as much to sum, and a rank's k is its own.
+int choose_reduce_ctas(const GemmCall& call, const TopologyView& nodes, int num_sms, const RankGemmPlan& to) {
+  constexpr double BYTES_PER_US_OF_CTA = 35e3;   // read and written
+  constexpr double NETWORK_BYTES_PER_US = 50e3;  // beyond which nothing is gained: 400 Gb/s
+  constexpr int MAX_REDUCE_CTAS = 32;
+  const int num_local = nodes.local_nranks();
+  const int num_relayed = make_rank_order(nodes).num_relayed;
+  if (num_local == 1 || num_relayed == 0) return 0;
+  if (call.tuning.reduce_ctas > 0) return std::min(call.tuning.reduce_ctas, num_sms - 1);
+  const double sum_bytes = static_cast<double>(num_relayed) *
+                           static_cast<double>(ceil_div(call.m, nodes.nranks) * call.n) *
+                           element_bytes(call.comm_dtype);
+  // They come while the product works for owners elsewhere.
+  const double far_share = 1.0 - static_cast<double>(num_local) / nodes.nranks;
+  const double product_us = to.gemm.predicted_us * static_cast<double>(call.k) / TYPICAL_K;
+  const double us = std::max({1.0, product_us * far_share, sum_bytes / NETWORK_BYTES_PER_US});
+  const double wanted = std::ceil(sum_bytes * (num_local + 1) / us / BYTES_PER_US_OF_CTA);
+  const int most = std::clamp(num_sms / 4, 1, MAX_REDUCE_CTAS);
+  return std::clamp(static_cast<int>(wanted), 1, most);
+}
+
 // Node sums travel in chunks of tiles.
-Status plan_network_reduction(const GemmCall& call, const TopologyView& nodes, RankGemmPlan& to) {
+Status plan_network_reduction(const GemmCall& call, const TopologyView& nodes, int num_sms, RankGemmPlan& to) {
   constexpr int64_t MIN_PUT_BYTES = 256 << 10;
+  constexpr int64_t MAX_PUT_BYTES = 1 << 20;
+  constexpr int PUTS_OF_AN_OWNER = 128;  // the last one is late by one in so many
   const int64_t tile_bytes = int64_t{to.gemm.block_m} * to.gemm.block_n * element_bytes(call.comm_dtype);
   const int num_n_tiles = static_cast<int>(ceil_div(call.n, to.gemm.block_n));
-  const auto chunk_tiles =
-      std::clamp<int64_t>(ceil_div(MIN_PUT_BYTES, tile_bytes), 1, std::max(1, num_n_tiles));
+  const int max_local = gemm_reduce_scatter::max_local_nranks(nodes);
+  // Owners elsewhere take turns in the groups of rows of tiles that are walked together.
+  const int chunk_rows = std::max(1, to.gemm.group_m / std::max(1, nodes.nranks - max_local));
+  const int64_t put_bytes = std::clamp(int64_t{to.tile_rows} * num_n_tiles * tile_bytes / PUTS_OF_AN_OWNER,
+                                       MIN_PUT_BYTES, MAX_PUT_BYTES);
+  const auto chunk_tiles = std::clamp<int64_t>(ceil_div(put_bytes, tile_bytes), 1, std::max(1, num_n_tiles));
   to.network = {nodes.num_nodes,
-                gemm_reduce_scatter::max_local_nranks(nodes),
+                max_local,
                 gemm_reduce_scatter::max_reductions(nodes),
                 std::max(1, to.tile_rows),
                 num_n_tiles,
-                to.gemm.group_m,
+                chunk_rows,
                 static_cast<int>(chunk_tiles),
                 tile_bytes};
   to.reducers = gemm_reduce_scatter::make_reducers(nodes);
@@ -315,6 +343,8 @@ Status plan_network_reduction(const GemmCall& call, const TopologyView& nodes, R
   plan.workspace_bytes = 2 * static_cast<uint64_t>(to.area_bytes);
   plan.num_chunks = std::max(1, to.network.max_chunks());
   plan.chunk_bytes = chunk_tiles * tile_bytes;
+  plan.reduce_ctas = choose_reduce_ctas(call, nodes, num_sms, to);
+  plan.compute_ctas = std::min(plan.compute_ctas, num_sms - plan.reduce_ctas);
   plan.send_ctas = 1;
   plan.link_bytes = plan.network_bytes = 0;
   const int64_t row_bytes = call.n * element_bytes(call.comm_dtype);
@@ -326,9 +356,6 @@ Status plan_network_reduction(const GemmCall& call, const TopologyView& nodes, R
   }
   return {};
 }
-
-// CTAs that sum beside a product of `num_sms`.
-int choose_reduce_ctas(int num_sms) { return std::clamp(num_sms / 16, 1, 8); }
 
 }  // namespace
 
@@ -351,9 +378,6 @@ Result<RankGemmPlan> rank_gemm_plan(const GemmCall& call, int rank, int nranks, 
     MK_RETURN_IF_ERROR(check_between_nodes(call, num_sms));
     num_sms -= 1;
   }
-  const int reduce_ctas =
-      nodes != nullptr && call.op == MK_OPERATOR_GEMM_REDUCE_SCATTER ? choose_reduce_ctas(num_sms) : 0;
-  num_sms -= reduce_ctas;
   const bool gathers = call.op == MK_OPERATOR_ALLGATHER_GEMM;
   const auto plan_operator = !gathers                          ? plan_reduction
                              : call.mode == MK_ALLGATHER_WGRAD ? plan_wgrad
@@ -364,10 +388,9 @@ Result<RankGemmPlan> rank_gemm_plan(const GemmCall& call, int rank, int nranks, 
                                                operator_name(call.op), call.tuning.tile_m, call.tuning.tile_n));
   }
   plan.gemm.group_m = group_rows(plan.gemm.group_m, std::max(1, plan.tile_rows));
-  plan.plan.reduce_ctas = reduce_ctas;
   if (nodes != nullptr) {
     MK_RETURN_IF_ERROR(gathers ? plan_network_gather(call, *nodes, plan)
-                               : plan_network_reduction(call, *nodes, plan));
+                               : plan_network_reduction(call, *nodes, num_sms, plan));
   }
   return plan;
 }

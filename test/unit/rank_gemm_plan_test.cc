@@ -241,6 +241,7 @@ TEST_CASE("reductions between nodes: CTAs that sum, areas that serve smaller cal
   CHECK(large.plan.network_bytes == int64_t{4096} * 16384 * 2);
   CHECK(large.plan.link_bytes == 2 * int64_t{4096} * 16384 * 2);
   CHECK(large.plan.chunk_bytes >= 256 << 10);
+  CHECK(large.plan.chunk_bytes <= 1 << 20);
   for (const int64_t m : {0, 1, 130, 1000, 4096, 16384}) {
     for (const int64_t n : {0, 8, 1000, 16384}) {
       const RankGemmPlan plan = planned(m, n, 512);
@@ -250,6 +251,39 @@ TEST_CASE("reductions between nodes: CTAs that sum, areas that serve smaller cal
       CHECK(plan.network.tiles() == std::max(1, plan.tile_rows) * plan.network.num_n_tiles);
     }
   }
+}
+
+TEST_CASE("reductions between nodes: CTAs that sum are as many as there is to sum, or as asked for") {
+  const auto planned = [&](const GemmCall& call, int rank, const std::vector<int32_t>& nodes) {
+    const TopologyArrays arrays(Topology::make(rank, std::vector<std::string>(nodes.size(), "host"), nodes));
+    const int nranks = static_cast<int>(nodes.size());
+    const Result<RankGemmPlan> plan = rank_gemm_plan(call, rank, nranks, NUM_SMS, &arrays.view());
+    REQUIRE(plan.ok());
+    CHECK(plan.value().plan.compute_ctas + plan.value().plan.reduce_ctas < NUM_SMS);
+    return plan.value();
+  };
+  const std::vector<int32_t> pairs = {0, 0, 1, 1};
+  GemmCall call = make_call(MK_OPERATOR_GEMM_REDUCE_SCATTER, 16384, 16384, 4096);
+  CHECK(planned(make_call(call.op, 16384, 16384, 16384), 1, pairs).plan.reduce_ctas <
+        planned(call, 1, pairs).plan.reduce_ctas);
+  CHECK(planned(make_call(call.op, 16384, 16384, 64), 1, pairs).plan.reduce_ctas <= 32);
+  CHECK(planned(make_call(call.op, 0, 16384, 64), 1, pairs).plan.reduce_ctas == 1);
+  // A rank that is alone in its node has nothing to sum, nor has one that relays for nobody.
+  CHECK(planned(call, 1, {0, 1}).plan.reduce_ctas == 0);
+  CHECK(planned(call, 1, {0, 1}).plan.compute_ctas == NUM_SMS - 1);
+  CHECK(planned(call, 3, {0, 0, 0, 1}).plan.reduce_ctas == 0);
+  CHECK(planned(call, 2, {0, 0, 0, 1}).plan.reduce_ctas == 0);
+  CHECK(planned(call, 0, {0, 0, 0, 1}).plan.reduce_ctas > 0);
+  // But all have the same tile.
+  CHECK(planned(call, 0, {0, 0, 0, 1}).network.tile_bytes == planned(call, 3, {0, 0, 0, 1}).network.tile_bytes);
+  for (const int wanted : {1, 13, 1000}) {
+    call.tuning.reduce_ctas = wanted;
+    CHECK(planned(call, 1, pairs).plan.reduce_ctas == std::min(wanted, NUM_SMS - 2));
+  }
+  call.tuning.reduce_ctas = 5;
+  call.tuning.compute_ctas = 50;
+  CHECK(planned(call, 1, pairs).plan.reduce_ctas == 5);
+  CHECK(planned(call, 1, pairs).plan.compute_ctas == 50);
 }
 
 TEST_CASE("what cannot run between nodes on GPUs is refused") {

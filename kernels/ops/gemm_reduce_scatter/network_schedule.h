@@ -3,12 +3,13 @@
 // device.
 //
 // In each node one rank, the reducer, sums an owner's partial tiles: the owner itself, or the rank that relays
-// for it. A reducer numbers its reductions: 0 its own rows, 1 + i those of order.relayed[i]. Node sums travel
-// in chunks of tiles that lie side by side in a row of tiles; chunks are numbered in the order in which tiles
-// are computed.
+// for it. A reducer numbers its reductions: 0 its own rows, 1 + i those of order.relayed[i]. A rank that is
+// alone in its node has nothing to sum: its partial tiles are its node's sums. Node sums travel in chunks of
+// tiles that lie side by side in a row of tiles; chunks are numbered in the order in which tiles are computed.
 #pragma once
 
 #include "kernels/device/network_comm.h"
+#include "kernels/device/rank_tiles.h"
 #include "kernels/protocol.h"
 
 namespace mk::gemm_reduce_scatter {
@@ -19,7 +20,19 @@ struct TileChunk {
   int num_tiles;
 };
 
+// What a warp that sums takes on: from byte `begin` on of a tile of an owner elsewhere.
+struct SumUnit {
+  int relayed;  // which of the ranks that this one relays for
+  int chunk;
+  int m_tile;
+  int n_tile;
+  int begin;
+  bool has_tile;  // a row's last chunk may have fewer
+};
+
 struct NetworkSchedule {
+  static constexpr int SUM_UNIT_BYTES = 32 << 10;
+
   int num_nodes;
   int max_local;       // ranks of a node, at most
   int max_reductions;  // of a reducer, at most
@@ -32,49 +45,108 @@ struct NetworkSchedule {
   MK_HOST_DEVICE int tiles() const { return tile_rows * num_n_tiles; }
   MK_HOST_DEVICE int chunks_per_row() const { return (num_n_tiles + chunk_tiles - 1) / chunk_tiles; }
   MK_HOST_DEVICE int max_chunks() const { return tile_rows * chunks_per_row(); }
+  MK_HOST_DEVICE int rows_of_group(int group) const {
+    return static_cast<int>(min_of(group_rows, tile_rows - group * group_rows));
+  }
   MK_HOST_DEVICE TileChunk chunk(int number) const {
     const int per_group = group_rows * chunks_per_row();
     const int group = number / per_group;
-    const int rows = static_cast<int>(min_of(group_rows, tile_rows - group * group_rows));
+    const int rows = rows_of_group(group);
     const int in_group = number - group * per_group;
     const int across = in_group / rows;
     const int first = across * chunk_tiles;
     return {group * group_rows + in_group - across * rows, first,
             static_cast<int>(min_of(chunk_tiles, num_n_tiles - first))};
   }
+  // The chunk that a tile is in.
+  MK_HOST_DEVICE int chunk_of(int m_tile, int n_tile) const {
+    const int group = m_tile / group_rows;
+    const int first_row = group * group_rows;
+    return first_row * chunks_per_row() + n_tile / chunk_tiles * rows_of_group(group) + m_tile - first_row;
+  }
 
-  // Regions of a bank: partial tiles [reduction][local source], then node sums to send [reduction], then node
-  // sums that have come [node]; each a slot of an owner's tiles, at the same place.
+  // Units of sums for `num_relayed` owners, chunk by chunk, and of each chunk owner by owner.
+  MK_HOST_DEVICE int units_per_tile() const {
+    return static_cast<int>((tile_bytes + SUM_UNIT_BYTES - 1) / SUM_UNIT_BYTES);
+  }
+  MK_HOST_DEVICE int num_sum_units(int num_relayed) const {
+    return max_chunks() * num_relayed * chunk_tiles * units_per_tile();
+  }
+  MK_HOST_DEVICE SumUnit sum_unit(int number, int num_relayed) const {
+    const int tile = number / units_per_tile();
+    const int turn = tile / chunk_tiles;
+    const int number_of_chunk = turn / num_relayed;
+    const int in_chunk = tile - turn * chunk_tiles;
+    const TileChunk place = chunk(number_of_chunk);
+    return {turn - number_of_chunk * num_relayed,
+            number_of_chunk,
+            place.m_tile,
+            place.first_n_tile + in_chunk,
+            (number - tile * units_per_tile()) * SUM_UNIT_BYTES,
+            in_chunk < place.num_tiles};
+  }
+  // Units of a chunk with something to sum, where `bytes` of each of its tiles have rows.
+  MK_HOST_DEVICE int units_of_chunk(int number, int64_t bytes) const {
+    return chunk(number).num_tiles * static_cast<int>((bytes + SUM_UNIT_BYTES - 1) / SUM_UNIT_BYTES);
+  }
+
+  // Regions of a bank: node sums of this rank's rows [node]; partial tiles [reduction][local source]; node sums
+  // for owners elsewhere [reduction]. Each a slot of an owner's tiles, at the same place. Where every rank is
+  // alone in its node there are no partial tiles of own rows, and nothing is summed for others.
+  MK_HOST_DEVICE bool has_node_sums() const { return max_local > 1; }
   MK_HOST_DEVICE int64_t slot_bytes() const { return tiles() * tile_bytes; }
+  MK_HOST_DEVICE int64_t sum_offset(int node) const { return node * slot_bytes(); }
   MK_HOST_DEVICE int64_t partial_offset(int reduction, int local_source) const {
-    return (int64_t{reduction} * max_local + local_source) * slot_bytes();
+    const int first = has_node_sums() ? reduction : reduction - 1;
+    return (num_nodes + int64_t{first} * max_local + local_source) * slot_bytes();
   }
   MK_HOST_DEVICE int64_t send_offset(int reduction) const {
-    return partial_offset(max_reductions, 0) + reduction * slot_bytes();
+    return partial_offset(max_reductions, 0) + (reduction - 1) * slot_bytes();
   }
-  MK_HOST_DEVICE int64_t sum_offset(int node) const {
-    return send_offset(max_reductions) + node * slot_bytes();
+  MK_HOST_DEVICE int num_slots() const {
+    const int others = max_reductions - 1;
+    return num_nodes + (has_node_sums() ? max_reductions * max_local + others : others);
   }
-  MK_HOST_DEVICE int num_slots() const { return max_reductions * (max_local + 1) + num_nodes; }
+  // Where a rank leaves its partial tiles of own rows, and where those for an owner elsewhere are put from.
+  MK_HOST_DEVICE int64_t own_offset(bool is_alone, int node, int local_source) const {
+    return is_alone ? sum_offset(node) : partial_offset(0, local_source);
+  }
+  MK_HOST_DEVICE int64_t put_offset(bool is_alone, int reduction) const {
+    return is_alone ? partial_offset(reduction, 0) : send_offset(reduction);
+  }
   MK_HOST_DEVICE int64_t tile_offset(int m_tile, int n_tile) const {
     return (int64_t{m_tile} * num_n_tiles + n_tile) * tile_bytes;
   }
 
-  // Flags at the reducer: a partial tile is there; it has summed a chunk, for the one that sends; and at the
-  // owner: a node's sum of a chunk has come.
-  MK_HOST_DEVICE int partial_flag(int reduction, int local_source, int tile) const {
-    return (reduction * max_local + local_source) * tiles() + tile;
-  }
-  MK_HOST_DEVICE int summed_flag(int reduction, int chunk) const {
-    return partial_flag(max_reductions, 0, 0) + reduction * max_chunks() + chunk;
-  }
+  // Flags at the reducer: a node's sum of a chunk is there, for the one that sends; a partial tile is there;
+  // and at the owner: another node's sum of a chunk has come. What a chunk's flag waits for is counted by the
+  // number of the flag.
+  MK_HOST_DEVICE int summed_flag(int reduction, int chunk) const { return reduction * max_chunks() + chunk; }
   MK_HOST_DEVICE int arrived_flag(int node, int chunk) const {
     return summed_flag(max_reductions, 0) + node * max_chunks() + chunk;
   }
+  MK_HOST_DEVICE int partial_flag(int reduction, int local_source, int tile) const {
+    return arrived_flag(num_nodes, 0) + (reduction * max_local + local_source) * tiles() + tile;
+  }
   MK_HOST_DEVICE int64_t num_flags() const {
-    return int64_t{max_reductions} * max_local * tiles() + int64_t{max_reductions + num_nodes} * max_chunks();
+    const int64_t partials = has_node_sums() ? int64_t{max_reductions} * max_local * tiles() : 0;
+    return int64_t{max_reductions + num_nodes} * max_chunks() + partials;
   }
   MK_HOST_DEVICE int signal(int node, int chunk) const { return kEntrySignals + node * max_chunks() + chunk; }
+};
+
+// The order in which owners' rows of tiles, `tile_rows` for each, follow one another: those of the `num_far`
+// first owners, who are elsewhere, in turn, so that all reducers of a node have something to send from the
+// start on; then all of one owner's after the other's.
+struct FarFirstTileOrder {
+  int tile_rows;
+  int num_far;
+
+  MK_HOST_DEVICE RankTile place(const TileWork& work) const {
+    if (work.m_tile >= num_far * tile_rows) return {work.m_tile / tile_rows, work.m_tile % tile_rows};
+    const int index = work.m_tile / num_far;
+    return {work.m_tile - index * num_far, index};
+  }
 };
 
 // Who is who in a reduction, by rank.
