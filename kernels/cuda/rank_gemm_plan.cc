@@ -193,8 +193,11 @@ bool goes_one_shot(const GemmCall& call, int nranks) {
 
 // Slots hold whole tiles, and the tile is chosen by the size of the call: what any call of up to these sizes
 // needs, whichever its tile.
+int64_t max_slot_bytes(int64_t rows, int64_t n, mk_dtype_t dtype) {
+  return (rows + 127) * (n + 255) * element_bytes(dtype);
+}
 int64_t max_slot_bytes(int64_t rows, const GemmCall& call) {
-  return (rows + 127) * (call.n + 255) * element_bytes(call.comm_dtype);
+  return max_slot_bytes(rows, call.n, call.comm_dtype);
 }
 
 // The same of one-shot calls, which are wide or high, but not both.
@@ -206,6 +209,15 @@ int64_t max_one_shot_slot_bytes(const GemmCall& call, int nranks) {
   if (nranks > 2)
     elements = std::min(elements, ONE_SHOT_EXTRA_BYTES * nranks / ((nranks - 1) * (nranks - 2)) / bytes);
   return (elements + 255 * rows + 127 * (call.n + 255)) * bytes;
+}
+
+double product_us_of(const GemmCall& call, const RankGemmPlan& plan) {
+  return plan.gemm.predicted_us * static_cast<double>(call.k) / TYPICAL_K;
+}
+
+bool leaves_links_free(const GemmCall& call, const RankGemmPlan& plan) {
+  return static_cast<double>(plan.plan.link_bytes) <
+         PACED_SHARE * LINK_BYTES_PER_US * product_us_of(call, plan);
 }
 
 Status plan_reduction(const GemmCall& call, int rank, int nranks, int num_sms, RankGemmPlan& to) {
@@ -246,9 +258,7 @@ Status plan_reduction(const GemmCall& call, int rank, int nranks, int num_sms, R
   if (to.reduction == Reduction::two_shot)
     to.plan.link_bytes += own_rows * call.n * element_bytes(call.out_dtype) * (nranks - 1);
   // Partial sums leave while the others' tiles are computed. An all-reduce has no such time to spare.
-  const double product_us = to.gemm.predicted_us * static_cast<double>(call.k) / TYPICAL_K;
-  to.is_paced = to.reduction == Reduction::scatter &&
-                static_cast<double>(to.plan.link_bytes) < PACED_SHARE * LINK_BYTES_PER_US * product_us;
+  to.is_paced = to.reduction == Reduction::scatter && leaves_links_free(call, to);
   return {};
 }
 
@@ -256,7 +266,12 @@ Status plan_reduction(const GemmCall& call, int rank, int nranks, int num_sms, R
 constexpr int MIN_CTAS_BETWEEN_NODES = 3;
 
 Status check_between_nodes(const GemmCall& call, int num_sms) {
-  if (call.op == MK_OPERATOR_GEMM_ALLREDUCE) return not_between_nodes(operator_name(call.op));
+  if (call.tuning.algorithm == MK_ALGORITHM_ONE_SHOT && call.op == MK_OPERATOR_GEMM_ALLREDUCE) {
+    return Status(MK_ERROR_UNSUPPORTED,
+                  format("mk_%s between nodes: MK_ALGORITHM_ONE_SHOT is not built; use MK_ALGORITHM_AUTO or "
+                         "_TWO_SHOT",
+                         operator_name(call.op)));
+  }
   if (call.mode == MK_ALLGATHER_WGRAD) return not_between_nodes("allgather_gemm (mode WGRAD)");
   if (num_sms < MIN_CTAS_BETWEEN_NODES) {
     return Status(MK_ERROR_UNSUPPORTED,
@@ -307,19 +322,42 @@ int choose_reduce_ctas(const GemmCall& call, const TopologyView& nodes, int num_
                            element_bytes(call.comm_dtype);
   // They come while the product works for owners elsewhere.
   const double far_share = 1.0 - static_cast<double>(num_local) / nodes.nranks;
-  const double product_us = to.gemm.predicted_us * static_cast<double>(call.k) / TYPICAL_K;
-  const double us = std::max({1.0, product_us * far_share, sum_bytes / NETWORK_BYTES_PER_US});
-  const double wanted = std::ceil(sum_bytes * (num_local + 1) / us / BYTES_PER_US_OF_CTA);
+  const double us = std::max({1.0, product_us_of(call, to) * far_share, sum_bytes / NETWORK_BYTES_PER_US});
+  double bytes = sum_bytes * (num_local + 1);
+  if (call.op == MK_OPERATOR_GEMM_ALLREDUCE) {  // whose finished rows they forward
+    bytes += sum_bytes / element_bytes(call.comm_dtype) * element_bytes(call.out_dtype) * num_local;
+  }
+  const double wanted = std::ceil(bytes / us / BYTES_PER_US_OF_CTA);
   const int most = std::clamp(num_sms / 4, 1, MAX_REDUCE_CTAS);
   return std::clamp(static_cast<int>(wanted), 1, most);
 }
 
-// Node sums travel in chunks of tiles.
+// What a rank sends: partial tiles to the reducers in its node, node sums to owners elsewhere; of an all-reduce
+// its finished rows to its node and, once, to each other node, and to its node those that it relays.
+void count_bytes(const GemmCall& call, const TopologyView& nodes, RankGemmPlan& to) {
+  mk_plan_t& plan = to.plan;
+  plan.link_bytes = plan.network_bytes = 0;
+  const int64_t row_bytes = call.n * element_bytes(call.comm_dtype);
+  const int64_t finished_row_bytes =
+      call.op == MK_OPERATOR_GEMM_ALLREDUCE ? call.n * element_bytes(call.out_dtype) : 0;
+  for (int owner = 0; owner < nodes.nranks; ++owner) {
+    const int64_t rows = rows_count(call.m, nodes.nranks, owner);
+    const bool is_reducer = to.reducers.reducer[owner] == nodes.rank;
+    if (!is_reducer) plan.link_bytes += rows * row_bytes;
+    if (is_reducer) plan.link_bytes += rows * finished_row_bytes * (nodes.local_nranks() - 1);
+    if (is_reducer && owner != nodes.rank) plan.network_bytes += rows * row_bytes;
+    if (owner == nodes.rank) plan.network_bytes += rows * finished_row_bytes * (nodes.num_nodes - 1);
+  }
+}
+
+// Sums and finished tiles travel in chunks of tiles.
 Status plan_network_reduction(const GemmCall& call, const TopologyView& nodes, int num_sms, RankGemmPlan& to) {
   constexpr int64_t MIN_PUT_BYTES = 256 << 10;
   constexpr int64_t MAX_PUT_BYTES = 1 << 20;
   constexpr int PUTS_OF_AN_OWNER = 128;  // the last one is late by one in so many
-  const int64_t tile_bytes = int64_t{to.gemm.block_m} * to.gemm.block_n * element_bytes(call.comm_dtype);
+  const bool reduces_all = call.op == MK_OPERATOR_GEMM_ALLREDUCE;
+  const int64_t block_elements = int64_t{to.gemm.block_m} * to.gemm.block_n;
+  const int64_t tile_bytes = block_elements * element_bytes(call.comm_dtype);
   const int num_n_tiles = static_cast<int>(ceil_div(call.n, to.gemm.block_n));
   const int max_local = gemm_reduce_scatter::max_local_nranks(nodes);
   // Owners elsewhere take turns in the groups of rows of tiles that are walked together.
@@ -334,11 +372,15 @@ Status plan_network_reduction(const GemmCall& call, const TopologyView& nodes, i
                 num_n_tiles,
                 chunk_rows,
                 static_cast<int>(chunk_tiles),
-                tile_bytes};
+                tile_bytes,
+                reduces_all ? block_elements * element_bytes(call.out_dtype) : 0};
   to.reducers = gemm_reduce_scatter::make_reducers(nodes);
-  if (to.network.num_flags() > kFlagsPerBank) return too_many_flags(call, to.network.num_flags());
-  MK_RETURN_IF_ERROR(check_signals(call, int64_t{nodes.num_nodes} * to.network.max_chunks()));
-  to.area_bytes = to.network.num_slots() * max_slot_bytes(ceil_div(call.m, nodes.nranks), call);
+  const int64_t flags = to.network.num_flags(nodes.nranks);
+  if (flags > kFlagsPerBank) return too_many_flags(call, flags);
+  MK_RETURN_IF_ERROR(check_signals(call, to.network.num_signals(nodes.nranks)));
+  const int64_t max_rows = ceil_div(call.m, nodes.nranks);
+  to.area_bytes = to.network.num_slots() * max_slot_bytes(max_rows, call);
+  if (reduces_all) to.area_bytes += nodes.nranks * max_slot_bytes(max_rows, call.n, call.out_dtype);
   mk_plan_t& plan = to.plan;
   plan.workspace_bytes = 2 * static_cast<uint64_t>(to.area_bytes);
   plan.num_chunks = std::max(1, to.network.max_chunks());
@@ -346,14 +388,8 @@ Status plan_network_reduction(const GemmCall& call, const TopologyView& nodes, i
   plan.reduce_ctas = choose_reduce_ctas(call, nodes, num_sms, to);
   plan.compute_ctas = std::min(plan.compute_ctas, num_sms - plan.reduce_ctas);
   plan.send_ctas = 1;
-  plan.link_bytes = plan.network_bytes = 0;
-  const int64_t row_bytes = call.n * element_bytes(call.comm_dtype);
-  for (int owner = 0; owner < nodes.nranks; ++owner) {
-    const int64_t bytes = rows_count(call.m, nodes.nranks, owner) * row_bytes;
-    const bool is_reducer = to.reducers.reducer[owner] == nodes.rank;
-    if (!is_reducer) plan.link_bytes += bytes;
-    if (is_reducer && owner != nodes.rank) plan.network_bytes += bytes;
-  }
+  count_bytes(call, nodes, to);
+  if (!reduces_all) to.is_paced = leaves_links_free(call, to);
   return {};
 }
 
@@ -378,11 +414,14 @@ Result<RankGemmPlan> rank_gemm_plan(const GemmCall& call, int rank, int nranks, 
     MK_RETURN_IF_ERROR(check_between_nodes(call, num_sms));
     num_sms -= 1;
   }
+  GemmCall planned = call;
+  if (nodes != nullptr && call.op == MK_OPERATOR_GEMM_ALLREDUCE)
+    planned.tuning.algorithm = MK_ALGORITHM_TWO_SHOT;
   const bool gathers = call.op == MK_OPERATOR_ALLGATHER_GEMM;
   const auto plan_operator = !gathers                          ? plan_reduction
                              : call.mode == MK_ALLGATHER_WGRAD ? plan_wgrad
                                                                : plan_gather;
-  MK_RETURN_IF_ERROR(plan_operator(call, rank, nranks, num_sms, plan));
+  MK_RETURN_IF_ERROR(plan_operator(planned, rank, nranks, num_sms, plan));
   if (plan.gemm.block_m == 0) {
     return Status(MK_ERROR_UNSUPPORTED, format("mk_%s: tuning: there is no tile of tile_m=%d, tile_n=%d",
                                                operator_name(call.op), call.tuning.tile_m, call.tuning.tile_n));

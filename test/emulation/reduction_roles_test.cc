@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT
-// The roles of GEMM+ReduceScatter between nodes that sum and that have the network, on emulated warps and host
-// memory, over the real transports. Someone who writes partial tiles in any order stands in for the products
-// and their pushes.
+// The roles of GEMM+ReduceScatter and GEMM+AllReduce between nodes, on emulated warps and host memory, over the
+// real transports: sums, puts, arrivals, forwards, and what the epilogue makes of a rank's own rows. Products
+// are made up, and go where the kernel would push them.
 #include "shim/device_words.h"
 
-#include <random>
-#include <thread>
+#include <array>
 #include <vector>
 
 #include "../support/catch.h"
@@ -17,7 +16,11 @@ namespace mk {
 struct EmulatedTiles {
   static constexpr int BLOCK_M = 32;
   static constexpr int BLOCK_N = 32;
-  static constexpr int NUM_THREADS = 96;
+  static constexpr int NUM_THREADS = 160;  // the network's five warps
+};
+template <>
+struct RankGemmStorage<EmulatedTiles> {
+  uint8_t bytes[sizeof(PushCtaStorage<EmulatedTiles::NUM_THREADS>)];
 };
 
 namespace test {
@@ -32,9 +35,12 @@ struct Shape {
   int chunk_tiles = 2;
 };
 
+// A warp computes as if it were a CTA.
+constexpr int kNumWarps = EmulatedTiles::NUM_THREADS / 32;
 constexpr int kReduceCtas = 2;
 constexpr size_t kBankBytes = 4 << 20;
 constexpr int kTileBytes = EmulatedTiles::BLOCK_M * EmulatedTiles::BLOCK_N * 4;
+constexpr float kBefore = -1000;
 
 float partial(uint64_t epoch, int rank, int64_t row, int64_t column) {
   return static_cast<float>((epoch * 5 + static_cast<uint64_t>(rank * 3 + row * 7 + column * 11)) % 17) - 8;
@@ -42,24 +48,29 @@ float partial(uint64_t epoch, int rank, int64_t row, int64_t column) {
 
 class ReductionRank {
  public:
-  explicit ReductionRank(Rank& rank) : rank_(rank), gpu_(rank), arrays_(rank.topology) {}
+  ReductionRank(Rank& rank, bool reduces_all)
+      : rank_(rank), reduces_all_(reduces_all), gpu_(rank), arrays_(rank.topology) {}
 
-  Status set_up() { return gpu_.set_up(kReduceCtas + 1, kBankBytes); }
+  Status set_up() { return gpu_.set_up(kReduceCtas + 2, kBankBytes); }
   EmulatedGpu& gpu() { return gpu_; }
 
   NetworkParams params(const Shape& shape) {
     NetworkParams params{};
     params.comm = gpu_.comm();
-    params.comm.entry.op = MK_OPERATOR_GEMM_REDUCE_SCATTER;
+    params.comm.entry.op = reduces_all_ ? MK_OPERATOR_GEMM_ALLREDUCE : MK_OPERATOR_GEMM_REDUCE_SCATTER;
     params.comm.entry.output_offset = kNoOutput;
     params.comm.entry.shape[0] = shape.m;
     const int64_t max_rows = ceil_div(shape.m, rank_.nranks);
     params.m = static_cast<int>(shape.m);
     params.max_rows = static_cast<int>(std::max<int64_t>(1, max_rows));
-    params.reduction = gemm_reduce_scatter::Reduction::scatter;
+    params.reduction =
+        reduces_all_ ? gemm_reduce_scatter::Reduction::two_shot : gemm_reduce_scatter::Reduction::scatter;
     params.comm_type = GemmType::fp32;
     params.tile_rows = static_cast<int>(std::max<int64_t>(1, ceil_div(max_rows, EmulatedTiles::BLOCK_M)));
+    params.tiles.num_m_tiles = rank_.nranks * params.tile_rows;
     params.tiles.num_n_tiles = static_cast<int>(ceil_div(shape.n, EmulatedTiles::BLOCK_N));
+    params.tiles.num_workers = kNumWarps;
+    params.tiles.group_m = 3;
     params.network = {rank_.topology.num_nodes,
                       gemm_reduce_scatter::max_local_nranks(arrays_.view()),
                       gemm_reduce_scatter::max_reductions(arrays_.view()),
@@ -67,84 +78,105 @@ class ReductionRank {
                       params.tiles.num_n_tiles,
                       std::min(shape.group_rows, params.tile_rows),
                       shape.chunk_tiles,
-                      kTileBytes};
+                      kTileBytes,
+                      reduces_all_ ? kTileBytes : 0};
     params.reducers = gemm_reduce_scatter::make_reducers(arrays_.view());
-    c_.assign(static_cast<size_t>(max_rows * shape.n + 1), -1000);
+    c_.assign(static_cast<size_t>((reduces_all_ ? shape.m : max_rows) * shape.n + 1), kBefore);
     params.output.c = c_.data();
     params.output.ldc = shape.n;
     params.output.n = static_cast<int>(shape.n);
+    params.output.out_type = GemmType::fp32;
+    params.output.rows_aligned = shape.n % 4 == 0;
+    params.output.accumulate = reduces_all_ && shape.n % 3 == 0;
     return params;
   }
 
-  // Partial tiles of all owners, in an order of their own, to whom the kernel would push them.
-  void produce(const NetworkParams& params, uint64_t epoch, uint32_t seed) {
-    struct Tile {
-      int owner, m_tile, n_tile;
-    };
-    std::vector<Tile> tiles;
-    for (int owner = 0; owner < rank_.nranks; ++owner) {
-      for (int m = 0; m * EmulatedTiles::BLOCK_M < rows_of(params, owner); ++m) {
-        for (int n = 0; n < params.tiles.num_n_tiles; ++n) tiles.push_back({owner, m, n});
-      }
-    }
-    std::mt19937 random(seed);
-    std::shuffle(tiles.begin(), tiles.end(), random);
-    const NetworkSchedule& schedule = params.network;
-    for (const Tile& tile : tiles) {
-      const int reducer = params.reducers.reducer[tile.owner];
-      const int reduction = params.reducers.reduction[tile.owner];
-      const int local = params.reducers.local_rank;
-      std::byte* const base = params.comm.memory[reducer];
-      auto* const to = reinterpret_cast<float*>(base + (gpu_.area(epoch, 0) - params.comm.memory[rank_.rank]) +
-                                                schedule.partial_offset(reduction, local) +
-                                                schedule.tile_offset(tile.m_tile, tile.n_tile));
-      for (int i = 0; i < EmulatedTiles::BLOCK_M; ++i) {
-        for (int j = 0; j < EmulatedTiles::BLOCK_N; ++j) {
-          const int64_t row = int64_t{tile.owner} * params.max_rows + tile.m_tile * EmulatedTiles::BLOCK_M + i;
-          to[i * EmulatedTiles::BLOCK_N + j] =
-              partial(epoch, rank_.rank, row, tile.n_tile * EmulatedTiles::BLOCK_N + j);
-        }
-      }
-      const int flag =
-          schedule.partial_flag(reduction, local, tile.m_tile * params.tiles.num_n_tiles + tile.n_tile);
-      __atomic_store_n(
-          reinterpret_cast<uint64_t*>(base + ControlLayout{rank_.nranks}.flag(bank_of(epoch), flag)), epoch,
-          __ATOMIC_RELEASE);
-    }
-  }
-
   void launch(const NetworkParams& params) {
-    std::vector<EpilogueBuffers<1>> buffers(EmulatedTiles::NUM_THREADS / 32);
-    emulation::run_ctas(kReduceCtas + 1, EmulatedTiles::NUM_THREADS / 32, [&] {
+    const int reduce_ctas = gemm_reduce_scatter::is_alone(params) ? 0 : kReduceCtas;
+    std::vector<std::vector<uint8_t>> smem(static_cast<size_t>(reduce_ctas) + 2,
+                                           std::vector<uint8_t>(sizeof(RankGemmStorage<EmulatedTiles>) + 128));
+    emulation::run_ctas(static_cast<unsigned>(reduce_ctas) + 2, kNumWarps, [&] {
       const RankLaunch launch(params.comm);
+      const auto address = reinterpret_cast<uintptr_t>(smem[blockIdx.x].data());
+      auto* const storage = reinterpret_cast<uint8_t*>((address + 127) / 128 * 128);
       launch.begin_cta();
       if (blockIdx.x + gemm_reduce_scatter::NUM_NETWORK_CTAS == gridDim.x) {
         gemm_reduce_scatter::run_network_cta<EmulatedTiles>(launch, params);
+      } else if (blockIdx.x > 0) {
+        gemm_reduce_scatter::run_reduce_cta<EmulatedTiles>(launch, params, storage);
       } else {
-        gemm_reduce_scatter::run_reduce_cta<EmulatedTiles>(launch, params,
-                                                           reinterpret_cast<uint8_t*>(buffers.data()));
+        compute(launch, params, *reinterpret_cast<PushStorage<kNumWarps, 1024>*>(storage));
       }
       launch.end_cta();
     });
   }
 
   std::string check(const NetworkParams& params, uint64_t epoch) const {
-    for (int row = 0; row < rows_of(params, rank_.rank); ++row) {
+    const int64_t first = reduces_all_ ? 0 : int64_t{rank_.rank} * params.max_rows;
+    const int64_t rows = reduces_all_ ? params.m : rows_of(params, rank_.rank);
+    for (int64_t row = 0; row < rows; ++row) {
       for (int column = 0; column < params.output.n; ++column) {
-        float expected = 0;
-        for (int rank = 0; rank < rank_.nranks; ++rank)
-          expected += partial(epoch, rank, int64_t{rank_.rank} * params.max_rows + row, column);
+        float expected = params.output.accumulate ? kBefore : 0;
+        for (int rank = 0; rank < rank_.nranks; ++rank) expected += partial(epoch, rank, first + row, column);
         const float seen = c_[static_cast<size_t>(row * params.output.ldc + column)];
         if (seen != expected)
-          return format("launch %llu: row %d, column %d is %g, not %g; ", (unsigned long long)epoch, row,
-                        column, seen, expected);
+          return format("launch %llu: row %lld, column %d is %g, not %g; ", (unsigned long long)epoch,
+                        (long long)row, column, seen, expected);
       }
     }
-    return c_.back() == -1000 ? "" : "a write behind the end; ";
+    return c_.back() == kBefore ? "" : "a write behind the end; ";
   }
 
  private:
+  // A warp's tiles, as a CTA's roles have them: product, epilogue, pushes, and what is finished to C.
+  void compute(const RankLaunch& launch, const NetworkParams& params, PushStorage<kNumWarps, 1024>& storage) {
+    using namespace gemm_reduce_scatter;
+    constexpr int N = EmulatedTiles::BLOCK_N;
+    const NetworkSchedule& schedule = params.network;
+    const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+    BulkPush push(storage, warp);
+    EpilogueBuffers<1> buffers{};
+    RankTileCursor tiles(params.tiles, warp, order_of(params));
+    TileWork work{};
+    while (tiles.next(&work, EmulatedTiles::BLOCK_M,
+                      [&](int position) { return rows_of(params, owner_at(params, position)); })) {
+      const RankTile place = order_of(params).place(work);
+      const int owner = owner_at(params, place.position);
+      for (int slab = 0; slab < num_slabs_of<EmulatedTiles>(params, owner, place.index); ++slab) {
+        float accumulators[N / 2];
+        for (int i = 0; i < N / 2; ++i) {
+          const int row = (lane + 32 * i) / N, column = (lane + 32 * i) % N;
+          accumulators[i] =
+              partial(launch.epoch(), rank_.rank,
+                      int64_t{owner} * params.max_rows + place.index * EmulatedTiles::BLOCK_M + slab * 16 + row,
+                      work.n_tile * N + column);
+        }
+        if (owner == rank_.rank) {
+          finish_own_slab<EmulatedTiles>(launch, params, buffers, work, place.index, slab, accumulators);
+        } else {
+          store_slab(accumulators, params.comm_type,
+                     launch.area(
+                         params.reducers.reducer[owner],
+                         schedule.partial_offset(params.reducers.reduction[owner], params.reducers.local_rank) +
+                             schedule.tile_offset(place.index, work.n_tile) +
+                             slab_offset_of<EmulatedTiles>(params, slab)));
+        }
+      }
+      __syncwarp();
+      if (owner == rank_.rank && !reduces_all_) continue;
+      if (owner == rank_.rank) {
+        push_finished_bytes(launch, params, push, schedule.finished_offset(owner, place.index, work.n_tile),
+                            kTileBytes, 0, 1);
+        __syncwarp();
+      }
+      if (lane == 0) tell_of_tile(launch, params, owner, place, work);
+      __syncwarp();
+    }
+    if (reduces_all_) bring_finished<EmulatedTiles>(launch, params);
+  }
+
   Rank& rank_;
+  const bool reduces_all_;
   EmulatedGpu gpu_;
   const TopologyArrays arrays_;
   std::vector<float> c_;
@@ -154,13 +186,10 @@ std::string run_launches(ReductionRank& reduction, Rank& rank, const Shape& shap
   for (int turn = 0; turn < 4; ++turn) {
     const NetworkParams params = reduction.params(shape);
     const uint64_t epoch = reduction.gpu().epoch() + 1;
-    if (params.network.num_flags() > kFlagsPerBank ||
-        params.network.num_slots() * params.network.slot_bytes() > static_cast<int64_t>(kBankBytes))
+    if (params.network.num_flags(rank.nranks) > kFlagsPerBank ||
+        params.network.finished_offset(rank.nranks, 0, 0) > static_cast<int64_t>(kBankBytes))
       return "the shape is too large for the test; ";
-    std::thread producer(
-        [&] { reduction.produce(params, epoch, static_cast<uint32_t>(epoch) * 31 + rank.rank); });
     reduction.launch(params);
-    producer.join();
     if (const std::string sentence = reduction.gpu().sentence(); !sentence.empty()) return sentence + "; ";
     if (std::string wrong = reduction.check(params, epoch); !wrong.empty()) return wrong;
     MK_EXPECT(reduction.gpu().epoch() == epoch && reduction.gpu().is_idle());
@@ -177,11 +206,12 @@ const std::vector<std::vector<int>> kTopologies = {
 
 TEST_CASE("partial tiles are summed in each node and then between them, launch after launch", "[emulation]") {
   const std::vector<int> nodes = GENERATE(from_range(kTopologies));
+  const bool reduces_all = GENERATE(false, true);
   for (const BackendCase& backend : backend_cases()) {
     INFO(backend.backend << " seed " << backend.seed << " " << backend.environment << ", " << nodes.size()
-                         << " ranks");
+                         << " ranks, " << (reduces_all ? "all-reduce" : "reduce-scatter"));
     CHECK(run_ranks(RankKind::threads, backend, nodes, [&](Rank& rank) -> std::string {
-            ReductionRank reduction(rank);
+            ReductionRank reduction(rank, reduces_all);
             MK_EXPECT_OK(reduction.set_up());
             MK_EXPECT(rank.barrier());
             for (const Shape& shape : {Shape{300, 100}, Shape{3, 40}, Shape{0, 64}, Shape{70, 0},
@@ -193,26 +223,6 @@ TEST_CASE("partial tiles are summed in each node and then between them, launch a
             MK_EXPECT(rank.barrier());
             return rank.failure();
           }) == "");
-  }
-}
-
-TEST_CASE("chunks of tiles cover an owner's tiles once, those of a group of rows together", "[emulation]") {
-  for (const int tile_rows : {1, 3, 8}) {
-    for (const int num_n_tiles : {1, 4, 7}) {
-      for (const int chunk_tiles : {1, 3, 4}) {
-        const NetworkSchedule schedule = {2,           2, 2, tile_rows, num_n_tiles, std::min(3, tile_rows),
-                                          chunk_tiles, 64};
-        std::vector<int> seen(static_cast<size_t>(schedule.tiles()));
-        for (int number = 0; number < schedule.max_chunks(); ++number) {
-          const auto chunk = schedule.chunk(number);
-          for (int i = 0; i < chunk.num_tiles; ++i)
-            ++seen[static_cast<size_t>(chunk.m_tile * num_n_tiles + chunk.first_n_tile + i)];
-        }
-        CHECK(std::all_of(seen.begin(), seen.end(), [](int times) { return times == 1; }));
-        CHECK(schedule.arrived_flag(1, schedule.max_chunks() - 1) + 1 == schedule.num_flags());
-        CHECK(schedule.sum_offset(2) == schedule.num_slots() * schedule.slot_bytes());
-      }
-    }
   }
 }
 

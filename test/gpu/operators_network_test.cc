@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// AllGather+GEMM and GEMM+ReduceScatter between emulated nodes on GPUs, over rc and srd (emulated NICs, calm
-// and nasty) and over ofi: every launch on new operands and checked in full; tails, few rows, nothing to send;
+// The GEMM operators between emulated nodes on GPUs, over rc and srd (emulated NICs, calm and nasty) and over
+// ofi: every launch on new operands and checked in full; tails, few rows, nothing to send;
 // replays of a captured launch; many launches in a row; what is not built between nodes is refused, and the
 // communicator goes on.
 //
@@ -92,6 +92,7 @@ std::string describe(const std::vector<int32_t>& nodes) {
 std::vector<Problem> problems(bool quick) {
   constexpr mk_operator_t AG = MK_OPERATOR_ALLGATHER_GEMM;
   constexpr mk_operator_t RS = MK_OPERATOR_GEMM_REDUCE_SCATTER;
+  constexpr mk_operator_t AR = MK_OPERATOR_GEMM_ALLREDUCE;
   std::vector<Problem> all = {
       {.op = AG, .m = 1024, .n = 520, .k = 776},
       {.op = AG, .m = 100, .n = 264, .k = 72, .gathered = true},
@@ -124,6 +125,21 @@ std::vector<Problem> problems(bool quick) {
       {.op = RS, .m = 700, .n = 64, .k = 0},
       {.op = RS, .m = 3, .n = 24, .k = 8},
       {.op = RS, .m = 4096, .n = 4096, .k = 1024},
+      {.op = AR, .m = 1024, .n = 520, .k = 776},
+      {.op = AR, .m = 100, .n = 264, .k = 72, .bias = true},
+      {.op = AR,
+       .m = 2500,
+       .n = 1031,
+       .k = 1000,
+       .transposed = true,
+       .dtype = MK_DTYPE_FP16,
+       .out = MK_DTYPE_FP32,
+       .accumulate = true,
+       .bias = true},
+      {.op = AR, .m = 0, .n = 64, .k = 64},
+      {.op = AR, .m = 700, .n = 64, .k = 0},
+      {.op = AR, .m = 3, .n = 24, .k = 8},
+      {.op = AR, .m = 4096, .n = 4096, .k = 1024},
   };
   if (!quick) {
     all.push_back({.op = AG, .m = 1, .n = 128, .k = 64, .gathered = true});
@@ -133,6 +149,9 @@ std::vector<Problem> problems(bool quick) {
     all.push_back({.op = RS, .m = 700, .n = 0, .k = 64});
     all.push_back({.op = RS, .m = 16384, .n = 8192, .k = 1024});
     all.push_back({.op = RS, .m = 1000, .n = 520, .k = 776, .comm = MK_DTYPE_FP32});
+    all.push_back({.op = AR, .m = 700, .n = 0, .k = 64});
+    all.push_back({.op = AR, .m = 8192, .n = 8192, .k = 1024});
+    all.push_back({.op = AR, .m = 1000, .n = 520, .k = 776, .comm = MK_DTYPE_FP32, .accumulate = true});
   }
   return all;
 }
@@ -165,9 +184,9 @@ void run_problem(Rank& rank, Watchdog& watchdog, const Problem& problem, const s
   rank.meet();
 }
 
-void run_captured(Rank& rank, Watchdog& watchdog, const std::string& where, int replays) {
-  const Problem problem = {.op = MK_OPERATOR_ALLGATHER_GEMM, .m = 1500, .n = 520, .k = 776, .gathered = true};
-  const std::string what = where + ": captured";
+void run_captured(Rank& rank, Watchdog& watchdog, const Problem& problem, const std::string& where,
+                  int replays) {
+  const std::string what = where + ": captured: " + describe(problem, rank.nranks);
   watchdog.stage(rank.rank, what, 60, rank.comm);
   const Bench bench(rank, problem);
   rank.meet();
@@ -203,7 +222,6 @@ void run_refused(Rank& rank, Watchdog& watchdog, const std::string& where) {
   mk_gemm_maxima_t gemm = MK_GEMM_MAXIMA_INIT;
   gemm.m = 512, gemm.n = 512, gemm.k = 512;
   gemm.dtype = gemm.out_dtype = MK_DTYPE_BF16;
-  check("an all-reduce", mk_gemm_allreduce_prepare(rank.comm, &gemm));
   gemm.mode = MK_ALLGATHER_WGRAD;
   check("mode WGRAD", mk_allgather_gemm_prepare(rank.comm, &gemm));
   mk_moe_maxima_t moe = MK_MOE_MAXIMA_INIT;
@@ -240,7 +258,12 @@ void run_split(const Options& options, Watchdog& watchdog, const Transport& tran
           run_problem(rank, watchdog, problem, where, is_large ? 10 : options.quick ? 50 : 300);
         }
         run_refused(rank, watchdog, where);
-        run_captured(rank, watchdog, where, options.quick ? 50 : 300);
+        for (const mk_operator_t op :
+             {MK_OPERATOR_ALLGATHER_GEMM, MK_OPERATOR_GEMM_REDUCE_SCATTER, MK_OPERATOR_GEMM_ALLREDUCE}) {
+          const Problem problem = {
+              .op = op, .m = 1500, .n = 520, .k = 776, .gathered = op == MK_OPERATOR_ALLGATHER_GEMM};
+          run_captured(rank, watchdog, problem, where, options.quick ? 50 : 300);
+        }
         watchdog.stage(rank.rank, where + ": leaving", 60, rank.comm);
       },
       [&](mk_comm_config_t& config) {

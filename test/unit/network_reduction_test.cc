@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// GEMM+ReduceScatter between nodes on GPUs: in which order owners' tiles are computed, how they are cut into
-// chunks and sums, and that regions and flags of a bank do not overlap.
+// GEMM+ReduceScatter and GEMM+AllReduce between nodes on GPUs: in which order owners' tiles are computed, how
+// they are cut into chunks, sums and what is forwarded, and that regions, flags and signals of a bank do not
+// overlap.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -30,7 +31,7 @@ std::vector<NetworkSchedule> schedules() {
                                                            {1, 1, 1, 1, 8192},
                                                            {5, 9, 1, 4, 40960},
                                                            {6, 3, 4, 3, 131072}}) {
-    made.push_back({2, 2, 3, rows, columns, group, chunk, bytes});
+    made.push_back({2, 2, 3, rows, columns, group, chunk, bytes, bytes / 2});
   }
   return made;
 }
@@ -67,19 +68,19 @@ TEST_CASE("sums cover every tile of every owner relayed once, chunk by chunk") {
       std::pair<int, int> last;
       for (int number = 0; number < schedule.num_sum_units(num_relayed); ++number) {
         const SumUnit unit = schedule.sum_unit(number, num_relayed);
-        const std::pair<int, int> turn = {unit.chunk, unit.relayed};
+        const std::pair<int, int> turn = {unit.tile.chunk, unit.tile.turn};
         CHECK(turn >= last);
         last = turn;
-        if (!unit.has_tile) continue;
-        REQUIRE(unit.n_tile < schedule.num_n_tiles);
-        CHECK(schedule.chunk_of(unit.m_tile, unit.n_tile) == unit.chunk);
+        if (!unit.tile.is_there) continue;
+        REQUIRE(unit.tile.n_tile < schedule.num_n_tiles);
+        CHECK(schedule.chunk_of(unit.tile.m_tile, unit.tile.n_tile) == unit.tile.chunk);
         const int64_t count =
-            std::min<int64_t>(NetworkSchedule::SUM_UNIT_BYTES, bytes_of(unit.m_tile) - unit.begin);
+            std::min<int64_t>(NetworkSchedule::SUM_UNIT_BYTES, bytes_of(unit.tile.m_tile) - unit.begin);
         if (count <= 0) continue;
-        int64_t& sum = bytes[{unit.relayed, unit.m_tile, unit.n_tile}];
+        int64_t& sum = bytes[{unit.tile.turn, unit.tile.m_tile, unit.tile.n_tile}];
         CHECK(unit.begin == sum);
         sum += count;
-        ++units[{unit.relayed, unit.chunk}];
+        ++units[{unit.tile.turn, unit.tile.chunk}];
       }
       CHECK(static_cast<int>(bytes.size()) == num_relayed * schedule.tiles());
       for (const auto& [tile, sum] : bytes) CHECK(sum == bytes_of(std::get<1>(tile)));
@@ -90,14 +91,40 @@ TEST_CASE("sums cover every tile of every owner relayed once, chunk by chunk") {
   }
 }
 
-TEST_CASE("slots and flags of a bank do not overlap") {
+TEST_CASE("finished chunks are forwarded whole, chunk by chunk") {
+  for (const NetworkSchedule& schedule : schedules()) {
+    for (const int num_owners : {1, 3}) {
+      std::map<std::pair<int, int>, std::pair<int64_t, int>> seen;  // of an owner's chunk: bytes, units
+      std::pair<int, int> last;
+      for (int number = 0; number < schedule.num_finished_units(num_owners); ++number) {
+        const FinishedUnit unit = schedule.finished_unit(number, num_owners);
+        const std::pair<int, int> turn = {unit.chunk, unit.turn};
+        CHECK(turn >= last);
+        last = turn;
+        CHECK(unit.num_bytes >= 0);
+        if (unit.num_bytes == 0) continue;
+        auto& [bytes, units] = seen[turn];
+        CHECK(unit.begin == bytes);
+        bytes += unit.num_bytes;
+        ++units;
+      }
+      CHECK(static_cast<int>(seen.size()) == num_owners * schedule.max_chunks());
+      for (const auto& [turn, sum] : seen) {
+        CHECK(sum.first == schedule.chunk(turn.first).num_tiles * schedule.finished_tile_bytes);
+        CHECK(sum.second == schedule.finished_units(schedule.finished_chunk_bytes(turn.first)));
+      }
+    }
+  }
+}
+
+TEST_CASE("slots, flags and signals of a bank do not overlap") {
   for (const auto& nodes : TOPOLOGIES) {
     const int nranks = static_cast<int>(nodes.size());
     for (int rank = 0; rank < nranks; ++rank) {
       const TopologyArrays arrays(topology_of(rank, nodes));
       const TopologyView& view = arrays.view();
       const NetworkSchedule schedule = {
-          view.num_nodes, max_local_nranks(view), max_reductions(view), 5, 3, 2, 2, 8192};
+          view.num_nodes, max_local_nranks(view), max_reductions(view), 5, 3, 2, 2, 8192, 4096};
       const int num_local = view.local_nranks();
       const int num_relayed = make_rank_order(view).num_relayed;
       const bool is_alone = num_local == 1;
@@ -109,7 +136,7 @@ TEST_CASE("slots and flags of a bank do not overlap") {
         CHECK(slots.insert(offset).second);
       };
       const auto add_flag = [&](int flag) {
-        CHECK((flag >= 0 && flag < schedule.num_flags()));
+        CHECK((flag >= 0 && flag < schedule.num_flags(nranks)));
         CHECK(flags.insert(flag).second);
       };
       for (int node = 0; node < view.num_nodes; ++node) {
@@ -117,6 +144,20 @@ TEST_CASE("slots and flags of a bank do not overlap") {
         for (int chunk = 0; chunk < schedule.max_chunks(); ++chunk)
           add_flag(schedule.arrived_flag(node, chunk));
       }
+      std::set<int> signals;
+      for (int chunk = 0; chunk < schedule.max_chunks(); ++chunk) {
+        for (int node = 0; node < view.num_nodes; ++node)
+          CHECK(signals.insert(schedule.signal(node, chunk)).second);
+        for (int owner = 0; owner < nranks; ++owner) {
+          CHECK(signals.insert(schedule.finished_signal(owner, chunk)).second);
+          add_flag(schedule.finished_flag(owner, chunk));
+        }
+      }
+      CHECK(*signals.begin() == kEntrySignals);
+      CHECK(*signals.rbegin() < kEntrySignals + schedule.num_signals(nranks));
+      CHECK(schedule.finished_offset(0, 0, 0) == schedule.num_slots() * schedule.slot_bytes());
+      CHECK(schedule.finished_offset(1, 0, 0) ==
+            schedule.finished_offset(0, 4, 2) + schedule.finished_tile_bytes);
       if (is_alone) CHECK(schedule.own_offset(true, view.node(), 0) == schedule.sum_offset(view.node()));
       for (int reduction = is_alone ? 1 : 0; reduction <= num_relayed; ++reduction) {
         for (int local = 0; local < num_local; ++local) {

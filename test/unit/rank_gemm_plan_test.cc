@@ -286,6 +286,35 @@ TEST_CASE("reductions between nodes: CTAs that sum are as many as there is to su
   CHECK(planned(call, 1, pairs).plan.compute_ctas == 50);
 }
 
+TEST_CASE("all-reduces between nodes: what is finished travels, too, and lies behind what is summed") {
+  const auto planned = [&](int64_t m, int64_t n, mk_algorithm_t algorithm = MK_ALGORITHM_AUTO) {
+    const TopologyArrays arrays(
+        Topology::make(1, std::vector<std::string>(4, "host"), std::vector<int32_t>{0, 0, 1, 1}));
+    GemmCall call = make_call(MK_OPERATOR_GEMM_ALLREDUCE, m, n, 4096);
+    call.out_dtype = MK_DTYPE_FP32;
+    call.tuning.algorithm = algorithm;
+    const Result<RankGemmPlan> plan = rank_gemm_plan(call, 1, 4, NUM_SMS, &arrays.view());
+    REQUIRE(plan.ok());
+    CHECK(plan.value().reduction == gemm_reduce_scatter::Reduction::two_shot);
+    CHECK(plan.value().plan.algorithm == MK_ALGORITHM_TWO_SHOT);
+    CHECK(!plan.value().is_paced);
+    return plan.value();
+  };
+  const RankGemmPlan large = planned(16384, 8192, MK_ALGORITHM_TWO_SHOT);
+  const int64_t partial_bytes = int64_t{4096} * 8192 * 2, finished_bytes = int64_t{4096} * 8192 * 4;
+  CHECK(large.plan.network_bytes == partial_bytes + finished_bytes);
+  CHECK(large.plan.link_bytes == 2 * partial_bytes + 2 * finished_bytes);
+  CHECK(large.plan.compute_ctas + large.plan.reduce_ctas + large.plan.send_ctas == NUM_SMS);
+  for (const int64_t m : {0, 1, 16, 130, 1000, 4096, 16384}) {
+    for (const int64_t n : {0, 8, 1000, 8192}) {
+      const RankGemmPlan plan = planned(m, n);
+      CHECK(plan.network.finished_offset(4, 0, 0) <= plan.area_bytes);
+      CHECK(plan.area_bytes <= large.area_bytes);
+      CHECK(plan.network.finished_tile_bytes == 2 * plan.network.tile_bytes);
+    }
+  }
+}
+
 TEST_CASE("what cannot run between nodes on GPUs is refused") {
   const TopologyArrays arrays(
       Topology::make(0, std::vector<std::string>(2, "host"), std::vector<int32_t>{0, 1}));
@@ -298,7 +327,9 @@ TEST_CASE("what cannot run between nodes on GPUs is refused") {
   const auto contains = [](const std::string& text, const char* part) {
     return text.find(part) != std::string::npos;
   };
-  CHECK(contains(refusal(make_call(MK_OPERATOR_GEMM_ALLREDUCE, 512, 512, 512), NUM_SMS), "between nodes"));
+  GemmCall one_shot = make_call(MK_OPERATOR_GEMM_ALLREDUCE, 512, 512, 512);
+  one_shot.tuning.algorithm = MK_ALGORITHM_ONE_SHOT;
+  CHECK(contains(refusal(one_shot, NUM_SMS), "ONE_SHOT is not built"));
   GemmCall wgrad = make_call(MK_OPERATOR_ALLGATHER_GEMM, 512, 512, 512);
   wgrad.mode = MK_ALLGATHER_WGRAD;
   CHECK(contains(refusal(wgrad, NUM_SMS), "WGRAD) between nodes"));

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
-// GEMM+ReduceScatter on GPUs of several nodes, as one persistent kernel. Products and pushes are as in
-// cuda_kernel.cuh, but that partial tiles go to the rank that sums them in this node. Those of this rank's own
-// rows are summed in the epilogue, last of all, with what has come from its node and from the others. A few
-// CTAs sum those for owners elsewhere, where there is anything to sum: a rank that is alone in its node leaves
-// its partial tiles where they are put from. One CTA has the network: it puts the sums for owners elsewhere,
-// and tells of those that have come for this rank.
+// GEMM+ReduceScatter and GEMM+AllReduce on GPUs of several nodes, as one persistent kernel. Products and pushes
+// are as in cuda_kernel.cuh, but that partial tiles go to the rank that sums them in this node. Those of this
+// rank's own rows are summed in the epilogue, last of all, with what has come from its node and from the
+// others. A few CTAs sum those for owners elsewhere, where there is anything to sum: a rank that is alone in
+// its node leaves its partial tiles where they are put from. One CTA has the network: it puts the sums for
+// owners elsewhere, and tells of those that have come for this rank. All-reduce: finished tiles go on, chunk by
+// chunk, to the ranks of the node and to the rail peers, who forward them, and every rank brings them to its C.
 #pragma once
 
 #include "kernels/device/arrival_window.h"
@@ -85,6 +86,27 @@ __device__ __forceinline__ bool wait_node(const RankLaunch& launch, const Networ
       [&](int local) { return rank_of_local(params, local); });
 }
 
+__device__ __forceinline__ bool reduces_all(const NetworkParams& params) {
+  return params.reduction == Reduction::two_shot;
+}
+
+// Where rows of this rank's own go: to C, or, to be distributed, to a tile that lies by itself.
+template <class Config>
+__device__ __forceinline__ EpilogueParams own_output(const RankLaunch& launch, const NetworkParams& params,
+                                                     int m_tile, int n_tile) {
+  EpilogueParams output = params.output;
+  if (!reduces_all(params)) return output;
+  const int rank = params.comm.rank;
+  // As if the tile were part of a matrix, as which it is addressed.
+  const int64_t before = int64_t{m_tile} * Config::BLOCK_M * Config::BLOCK_N + n_tile * Config::BLOCK_N;
+  output.c = launch.area(rank, params.network.finished_offset(rank, m_tile, n_tile)) -
+             before * element_bytes_of(output.out_type);
+  output.ldc = Config::BLOCK_N;
+  output.accumulate = false;
+  output.rows_aligned = true;
+  return output;
+}
+
 // 16 rows of this rank's own: the node's sum, rounded once, and then all nodes' sums.
 template <class Config>
 __device__ __forceinline__ void finish_own_slab(const RankLaunch& launch, const NetworkParams& params,
@@ -119,8 +141,8 @@ __device__ __forceinline__ void finish_own_slab(const RankLaunch& launch, const 
   const uint64_t start = tracer.now();
   finish_slab<Config::BLOCK_N>(
       {launch.area(rank, schedule.sum_offset(0) + place), schedule.slot_bytes(), schedule.num_nodes},
-      params.comm_type, params.output, false, buffers, m_tile * Config::BLOCK_M + slab * 16,
-      rows_of(params, rank), work.n_tile * Config::BLOCK_N);
+      params.comm_type, own_output<Config>(launch, params, m_tile, work.n_tile), false, buffers,
+      m_tile * Config::BLOCK_M + slab * 16, rows_of(params, rank), work.n_tile * Config::BLOCK_N);
   tracer.record(TraceKind::reduce, start, trace_tile(work));
 }
 
@@ -138,10 +160,12 @@ __device__ __forceinline__ void finish_network_block(const RankLaunch& launch, c
   const int slab = block * 4 + threadIdx.x / 32 % 4;
   const bool has_rows = slab < num_slabs_of<Config>(params, owner, place.index);
   if (owner == rank) {
+    if (reduces_all(params)) wait_staging(smem, work.ordinal);
     if (has_rows) {
       finish_own_slab<Config>(launch, params, smem.epilogue[threadIdx.x / 32], work, place.index, slab,
                               accumulators);
     }
+    if (reduces_all(params)) pass_to_push_warps(smem, work.ordinal);
     return;
   }
   wait_staging(smem, work.ordinal);
@@ -156,27 +180,85 @@ __device__ __forceinline__ void finish_network_block(const RankLaunch& launch, c
   pass_to_push_warps(smem, work.ordinal);
 }
 
-// Counts one of those that a chunk waits for: the last tells the one that sends. By a lane that has seen it
-// done.
-__device__ __forceinline__ void count_tile(const RankLaunch& launch, const NetworkParams& params, int reduction,
-                                           int chunk) {
-  const int flag = params.network.summed_flag(reduction, chunk);
+// Counts one of the `expected` ones that a chunk's flag waits for, by a lane that has seen it done. True: it
+// was the last.
+__device__ __forceinline__ bool count_towards(const NetworkParams& params, int flag, int expected) {
   uint32_t* const count = &params.comm.state->counts[flag];
-  const auto expected = static_cast<uint32_t>(params.network.chunk(chunk).num_tiles);
-  if (ptx::atom_acq_rel_gpu_add(count, 1) + 1 != expected) return;
+  if (ptx::atom_acq_rel_gpu_add(count, 1) + 1 != static_cast<uint32_t>(expected)) return false;
   ptx::st_relaxed_gpu(count, 0);
-  launch.raise_flag(params.comm.rank, flag);
+  return true;
 }
 
-// Both push warps of a CTA: each partial tile to the rank that sums it in this node; of those that lie there
-// already, the first says so.
+// Tells the ranks of this node, from the `first_step`-th on (0: this one), of a finished chunk; after a fence.
+__device__ __forceinline__ void tell_finished(const RankLaunch& launch, const NetworkParams& params, int owner,
+                                              int chunk, int first_step) {
+  for (int step = first_step; step < params.comm.order.num_local; ++step) {
+    launch.raise_flag_relaxed(params.comm.order.rank_at[step], params.network.finished_flag(owner, chunk));
+  }
+}
+
+// A partial tile has gone where it is wanted, or a finished one to the whole node: by a lane that has seen it.
+__device__ __forceinline__ void tell_of_tile(const RankLaunch& launch, const NetworkParams& params, int owner,
+                                             const RankTile& place, const TileWork& work) {
+  const NetworkSchedule& schedule = params.network;
+  const int rank = params.comm.rank;
+  const int reduction = params.reducers.reduction[owner];
+  const int chunk = schedule.chunk_of(place.index, work.n_tile);
+  if (owner == rank) {
+    if (!count_towards(params, schedule.finished_flag(rank, chunk), schedule.chunk(chunk).num_tiles)) return;
+    ptx::fence_acq_rel_sys();
+    tell_finished(launch, params, rank, chunk, 0);
+  } else if (is_alone(params)) {
+    const int flag = schedule.summed_flag(reduction, chunk);
+    if (count_towards(params, flag, schedule.chunk(chunk).num_tiles)) launch.raise_flag(rank, flag);
+  } else {
+    launch.raise_flag(
+        params.reducers.reducer[owner],
+        schedule.partial_flag(reduction, params.reducers.local_rank, tile_index(params, work, place)));
+  }
+}
+
+// Bytes of finished tiles, at the same place at every rank, from here to the rest of the node; `warp` of
+// `num_warps` that share them.
+template <class Push>
+__device__ __forceinline__ void push_finished_bytes(const RankLaunch& launch, const NetworkParams& params,
+                                                    Push& push, int64_t offset, int num_bytes, int warp,
+                                                    int num_warps) {
+  const RankOrder& order = params.comm.order;
+  int next_begin = warp * Push::PIECE_BYTES;
+  push.template move<PartialPiece>(
+      [&](PartialPiece* piece) {
+        piece->begin = next_begin;
+        next_begin += num_warps * Push::PIECE_BYTES;
+        return piece->begin < num_bytes;
+      },
+      [&](const PartialPiece& piece, uint8_t* buffer, uint64_t* loaded) {
+        if (threadIdx.x % 32 != 0) return;
+        const int bytes = min(Push::PIECE_BYTES, num_bytes - piece.begin);
+        ptx::mbarrier_arrive_expect_tx(loaded, bytes);
+        ptx::cp_async_bulk_shared_global(buffer, launch.area(params.comm.rank, offset + piece.begin), bytes,
+                                         loaded);
+      },
+      [&](const PartialPiece& piece, const uint8_t* buffer) {
+        if (threadIdx.x % 32 != 0) return;
+        const int bytes = min(Push::PIECE_BYTES, num_bytes - piece.begin);
+#pragma unroll 1
+        for (int step = 1; step < order.num_local; ++step) {
+          ptx::cp_async_bulk_global_shared(launch.area(order.rank_at[step], offset + piece.begin), buffer,
+                                           bytes);
+        }
+        ptx::cp_async_bulk_commit_group();
+      });
+}
+
+// Both push warps of a CTA: each partial tile to the rank that sums it in this node, and each finished one to
+// the whole node. Of those that are where they should be, the first warp says so.
 template <class Config>
-__device__ __forceinline__ void push_to_reducers(const RankLaunch& launch, const NetworkParams& params,
-                                                 RankGemmStorage<Config>& smem, int warp) {
+__device__ __forceinline__ void push_to_node(const RankLaunch& launch, const NetworkParams& params,
+                                             RankGemmStorage<Config>& smem, int warp) {
   const NetworkSchedule& schedule = params.network;
   const int rank = params.comm.rank;
   const int lane = threadIdx.x % 32;
-  const int local_rank = params.reducers.local_rank;
   BulkPush push(smem.push, warp);
   RankTileCursor tiles(params.tiles, blockIdx.x, order_of(params));
   TileWork work;
@@ -184,31 +266,33 @@ __device__ __forceinline__ void push_to_reducers(const RankLaunch& launch, const
                     [&](int position) { return rows_of(params, owner_at(params, position)); })) {
     const RankTile place = order_of(params).place(work);
     const int owner = owner_at(params, place.position);
-    if (owner == rank) return;  // own tiles are the last
+    if (owner == rank && !reduces_all(params)) return;  // own tiles are the last
     const int reducer = params.reducers.reducer[owner];
-    const int reduction = params.reducers.reduction[owner];
+    const bool is_pushed = owner == rank ? !is_alone(params) : reducer != rank;
+    const int num_rows = min(Config::BLOCK_M, rows_of(params, owner) - place.index * Config::BLOCK_M);
     const int slot = work.ordinal % NUM_STAGED_TILES;
     mbarrier_wait(&smem.staged_full[slot], work.ordinal / NUM_STAGED_TILES % 2);
     const Tracer tracer(params.comm.trace, TRACE_COPY + warp);
     tracer.begin(TraceKind::copy, trace_tile(work), owner);
-    if (reducer != rank) {
+    if (owner == rank && is_pushed) {
+      const int out_slab_bytes = slab_bytes<Config::BLOCK_N>(element_bytes_of(params.output.out_type));
+      push_finished_bytes(launch, params, push, schedule.finished_offset(rank, place.index, work.n_tile),
+                          (num_rows + 15) / 16 * out_slab_bytes, warp, NUM_PUSH_WARPS);
+    } else if (is_pushed) {
       push_partial<Config>(params, push, warp, work,
-                           launch.area(reducer, schedule.partial_offset(reduction, local_rank) +
+                           launch.area(reducer, schedule.partial_offset(params.reducers.reduction[owner],
+                                                                        params.reducers.local_rank) +
                                                     schedule.tile_offset(place.index, work.n_tile)),
-                           min(Config::BLOCK_M, rows_of(params, owner) - place.index * Config::BLOCK_M));
+                           num_rows);
     }
     if (lane == 0) ptx::mbarrier_arrive(&smem.staged_empty[slot]);
-    if (reducer != rank) {
+    if (is_pushed) {
       push.template complete<0>();
       ptx::barrier_sync(PUSH_BARRIER, NUM_PUSH_WARPS * 32);
     }
     tracer.end();
-    if (warp != 0 || lane != 0) continue;
-    if (is_alone(params)) {
-      count_tile(launch, params, reduction, schedule.chunk_of(place.index, work.n_tile));
-    } else {
-      launch.raise_flag(reducer, schedule.partial_flag(reduction, local_rank, tile_index(params, work, place)));
-    }
+    if (warp == 0 && lane == 0) tell_of_tile(launch, params, owner, place, work);
+    __syncwarp();
   }
 }
 
@@ -260,8 +344,8 @@ __device__ __forceinline__ void sum_partials(const RankLaunch& launch, const Net
   const int rank = params.comm.rank;
   const int lane = threadIdx.x % 32;
   const int num_local = params.comm.order.num_local;
-  const int reduction = 1 + unit.relayed;
-  const int64_t tile = schedule.tile_offset(unit.m_tile, unit.n_tile);
+  const int reduction = 1 + unit.tile.turn;
+  const int64_t tile = schedule.tile_offset(unit.tile.m_tile, unit.tile.n_tile);
   static_assert(Storage::PIECE_BYTES / MAX_GPU_RANKS >= 128);
   const int pitch = Storage::PIECE_BYTES / num_local / 128 * 128;
   const int end = unit.begin + num_bytes;
@@ -293,25 +377,73 @@ __device__ __forceinline__ void sum_partials(const RankLaunch& launch, const Net
   push.template complete<0>();
 }
 
-// What a warp that sums tells the one that signals.
-struct SumNote {
+// What a warp of a CTA that sums tells the one that signals: of a chunk of a rank relayed.
+struct ChunkNote {
+  static constexpr int FINISHED_SHIFT = 63;
   uint64_t bits;
-  __device__ static uint64_t make(const SumUnit& unit) {
-    return static_cast<uint64_t>(unit.relayed) << 32 | static_cast<uint32_t>(unit.chunk);
+  __device__ static uint64_t make(bool is_finished, int relayed, int chunk) {
+    return static_cast<uint64_t>(is_finished) << FINISHED_SHIFT | static_cast<uint64_t>(relayed) << 32 |
+           static_cast<uint32_t>(chunk);
   }
-  __device__ int relayed() const { return static_cast<int>(bits >> 32); }
+  __device__ bool is_finished() const { return bits >> FINISHED_SHIFT != 0; }
+  __device__ int relayed() const { return static_cast<int>(bits >> 32 & 0xff); }
   __device__ int chunk() const { return static_cast<int>(bits & 0xffffffff); }
 };
 
-// A warp that sums for owners elsewhere. It waits for ranks of this node alone, and with nothing of its own
-// under way.
+// Sums for an owner elsewhere; false: the launch is to end. Waits for ranks of this node alone.
 template <class Config, class Storage, class Done>
-__device__ __forceinline__ void sum_for_others(const RankLaunch& launch, const NetworkParams& params,
-                                               Storage& storage, int warp, Done&& done) {
+__device__ __forceinline__ bool sum_for_other(const RankLaunch& launch, const NetworkParams& params,
+                                              BulkPush<Storage>& push, const SumUnit& unit, Done&& done) {
+  const ChunkTile& tile = unit.tile;
+  const int owner = params.comm.order.relayed[tile.turn];
+  const int num_bytes =
+      min(NetworkSchedule::SUM_UNIT_BYTES, tile_bytes_of<Config>(params, owner, tile.m_tile) - unit.begin);
+  if (!tile.is_there || num_bytes <= 0) return true;
+  if (!wait_node(launch, params, 1 + tile.turn, tile.m_tile * params.network.num_n_tiles + tile.n_tile))
+    return false;
+  // The copy engine is another proxy than the loads that saw the flags.
+  ptx::fence_proxy_async_global();
+  __syncwarp();
+  sum_partials(launch, params, push, unit, num_bytes);
+  done(ChunkNote::make(false, tile.turn, tile.chunk));
+  return true;
+}
+
+// Forwards a part of a finished chunk that has come from elsewhere; false: the launch is to end.
+template <class Config, class Storage, class Done>
+__device__ __forceinline__ bool forward_finished(const RankLaunch& launch, const NetworkParams& params,
+                                                 BulkPush<Storage>& push, const FinishedUnit& unit,
+                                                 Done&& done) {
+  const int owner = params.comm.order.relayed[unit.turn];
+  const TileChunk chunk = params.network.chunk(unit.chunk);
+  if (unit.num_bytes == 0 || num_slabs_of<Config>(params, owner, chunk.m_tile) == 0) return true;
+  bool is_here = true;
+  if (threadIdx.x % 32 == 0) {
+    is_here = launch.wait_flag(params.network.finished_flag(owner, unit.chunk), DeviceRole::copy,
+                               DeviceObject::reduced_tile, owner, unit.chunk);
+  }
+  if (!__shfl_sync(~0u, static_cast<int>(is_here), 0)) return false;
+  __syncwarp();
+  ptx::fence_proxy_async_global();
+  __syncwarp();
+  push_finished_bytes(launch, params, push,
+                      params.network.finished_offset(owner, chunk.m_tile, chunk.first_n_tile) + unit.begin,
+                      unit.num_bytes, 0, 1);
+  push.template complete<0>();
+  done(ChunkNote::make(true, unit.turn, unit.chunk));
+  return true;
+}
+
+// A warp of a CTA that sums: units one by one, all sums before anything that is forwarded. It waits with
+// nothing of its own under way, so it owes nobody anything.
+template <class Config, class Storage, class Done>
+__device__ __forceinline__ void sum_and_forward(const RankLaunch& launch, const NetworkParams& params,
+                                                Storage& storage, int warp, Done&& done) {
   const NetworkSchedule& schedule = params.network;
-  const RankOrder& order = params.comm.order;
+  const int num_relayed = params.comm.order.num_relayed;
   BulkPush<Storage> push(storage, warp);
-  const int num_units = schedule.num_sum_units(order.num_relayed);
+  const int num_sums = schedule.num_sum_units(num_relayed);
+  const int num_units = num_sums + schedule.num_finished_units(num_relayed);
   const auto take_ticket = [&] {
     return threadIdx.x % 32 == 0 ? static_cast<int>(atomicAdd(&params.comm.state->gather_ticket, 1u)) : 0;
   };
@@ -320,17 +452,12 @@ __device__ __forceinline__ void sum_for_others(const RankLaunch& launch, const N
     const int number = __shfl_sync(~0u, ticket, 0);
     if (number >= num_units) return;
     ticket = take_ticket();
-    const SumUnit unit = schedule.sum_unit(number, order.num_relayed);
-    const int num_bytes =
-        min(NetworkSchedule::SUM_UNIT_BYTES,
-            tile_bytes_of<Config>(params, order.relayed[unit.relayed], unit.m_tile) - unit.begin);
-    if (!unit.has_tile || num_bytes <= 0) continue;
-    if (!wait_node(launch, params, 1 + unit.relayed, unit.m_tile * schedule.num_n_tiles + unit.n_tile)) return;
-    // The copy engine is another proxy than the loads that saw the flags.
-    ptx::fence_proxy_async_global();
-    __syncwarp();
-    sum_partials(launch, params, push, unit, num_bytes);
-    done(SumNote::make(unit));
+    const bool goes_on =
+        number < num_sums
+            ? sum_for_other<Config>(launch, params, push, schedule.sum_unit(number, num_relayed), done)
+            : forward_finished<Config>(launch, params, push,
+                                       schedule.finished_unit(number - num_sums, num_relayed), done);
+    if (!goes_on) return;
   }
 }
 
@@ -345,23 +472,34 @@ __device__ __forceinline__ void run_reduce_cta(const RankLaunch& launch, const N
   const int warp = threadIdx.x / 32;
   if (warp < Storage::NUM_WARPS) {
     PushNotes notes(storage.signals, warp);
-    sum_for_others<Config>(launch, params, storage.push, warp, [&](uint64_t note) { notes.add(note); });
+    sum_and_forward<Config>(launch, params, storage.push, warp, [&](uint64_t note) { notes.add(note); });
     notes.end();
     return;
   }
   const NetworkSchedule& schedule = params.network;
+  const auto owner_of = [&](const ChunkNote& note) { return params.comm.order.relayed[note.relayed()]; };
+  const auto flag_of = [&](const ChunkNote& note) {
+    return note.is_finished() ? schedule.finished_flag(owner_of(note), note.chunk())
+                              : schedule.summed_flag(1 + note.relayed(), note.chunk());
+  };
   send_signals(
       storage.signals,
       [&](uint64_t bits, uint32_t* expected) {
-        const SumNote note{bits};
-        const int bytes = tile_bytes_of<Config>(params, params.comm.order.relayed[note.relayed()],
-                                                schedule.chunk(note.chunk()).m_tile);
-        *expected = schedule.units_of_chunk(note.chunk(), bytes);
-        return &params.comm.state->counts[schedule.summed_flag(1 + note.relayed(), note.chunk())];
+        const ChunkNote note{bits};
+        const int m_tile = schedule.chunk(note.chunk()).m_tile;
+        *expected =
+            note.is_finished()
+                ? schedule.finished_units(schedule.finished_chunk_bytes(note.chunk()))
+                : schedule.units_of_chunk(note.chunk(), tile_bytes_of<Config>(params, owner_of(note), m_tile));
+        return &params.comm.state->counts[flag_of(note)];
       },
       [&](uint64_t bits) {
-        const SumNote note{bits};
-        launch.raise_flag_relaxed(params.comm.rank, schedule.summed_flag(1 + note.relayed(), note.chunk()));
+        const ChunkNote note{bits};
+        if (note.is_finished()) {
+          tell_finished(launch, params, owner_of(note), note.chunk(), 1);
+        } else {
+          launch.raise_flag_relaxed(params.comm.rank, flag_of(note));
+        }
       });
 }
 
@@ -454,6 +592,128 @@ __device__ __forceinline__ void receive_sums(const RankLaunch& launch, const Net
   }
 }
 
+// Puts each finished chunk of this rank's to its rail peers, once the node has it.
+template <class Config>
+__device__ __forceinline__ void send_finished(const RankLaunch& launch, const NetworkLaunch& network,
+                                              const NetworkParams& params) {
+  const NetworkSchedule& schedule = params.network;
+  const RankOrder& order = params.comm.order;
+  const int rank = params.comm.rank;
+  const int lane = threadIdx.x % 32;
+  const int num_chunks = schedule.max_chunks();
+  ArrivalWindow window;
+  NetworkPatience patience(launch, params.comm);
+  while (window.first < num_chunks) {
+    const int number = window.first + lane;
+    TileChunk chunk{};
+    bool is_sent = false, is_due = false;
+    if (number < num_chunks && window.is_missing(lane)) {
+      chunk = schedule.chunk(number);
+      is_sent = num_slabs_of<Config>(params, rank, chunk.m_tile) > 0;
+      is_due = !is_sent || has_flag(launch, params, schedule.finished_flag(rank, number));
+    }
+    const uint32_t fresh = __ballot_sync(~0u, is_due);
+    if (fresh != 0) {
+      const uint64_t place =
+          network.area_address(schedule.finished_offset(rank, chunk.m_tile, chunk.first_n_tile));
+      for (int i = 0; i < order.num_rail_peers; ++i) {
+        if (!network.put(is_due && is_sent, order.rail_peers[i], place, place,
+                         static_cast<uint32_t>(chunk.num_tiles * schedule.finished_tile_bytes),
+                         schedule.finished_signal(rank, number), DeviceRole::send))
+          return;
+      }
+      window.add(fresh);
+      patience.progressed();
+      continue;
+    }
+    bool goes_on = true;
+    if (lane == 0) {
+      goes_on = patience.goes_on({DeviceRole::send, DeviceObject::reduced_tile, rank,
+                                  static_cast<uint64_t>(number), launch.epoch() - 1, launch.epoch()});
+    }
+    if (!__shfl_sync(~0u, static_cast<int>(goes_on), 0)) return;
+  }
+}
+
+// Tells of finished chunks that have come from the network. A lane keeps the account of each rank relayed.
+template <class Config>
+__device__ __forceinline__ void receive_finished(const RankLaunch& launch, const NetworkLaunch& network,
+                                                 const NetworkParams& params) {
+  const NetworkSchedule& schedule = params.network;
+  const RankOrder& order = params.comm.order;
+  const int lane = threadIdx.x % 32;
+  const int num_chunks = schedule.max_chunks();
+  const bool has_account = lane < order.num_relayed;
+  ArrivalWindow mine;
+  NetworkPatience patience(launch, params.comm);
+  while (__any_sync(~0u, has_account && mine.first < num_chunks)) {
+    bool has_any = false;
+    for (int i = 0; i < order.num_relayed; ++i) {
+      const int owner = order.relayed[i];
+      const ArrivalWindow window = {__shfl_sync(~0u, mine.first, i), __shfl_sync(~0u, mine.arrived, i)};
+      const int number = window.first + lane;
+      bool has_come = false;
+      if (number < num_chunks && window.is_missing(lane)) {
+        const bool is_sent = num_slabs_of<Config>(params, owner, schedule.chunk(number).m_tile) > 0;
+        has_come = !is_sent || network.take_signal(schedule.finished_signal(owner, number));
+        if (is_sent && has_come) launch.raise_flag(params.comm.rank, schedule.finished_flag(owner, number));
+      }
+      const uint32_t fresh = __ballot_sync(~0u, has_come);
+      has_any = has_any || fresh != 0;
+      if (lane == i) mine.add(fresh);
+    }
+    if (has_any) {
+      patience.progressed();
+      continue;
+    }
+    const int waiting = __ffs(static_cast<int>(__ballot_sync(~0u, has_account && mine.first < num_chunks))) - 1;
+    const int number = __shfl_sync(~0u, mine.first, waiting);
+    bool goes_on = true;
+    if (lane == 0) {
+      goes_on = patience.goes_on({DeviceRole::receive, DeviceObject::reduced_tile, order.relayed[waiting],
+                                  static_cast<uint64_t>(number), launch.epoch() - 1, launch.epoch()});
+    }
+    if (!__shfl_sync(~0u, static_cast<int>(goes_on), 0)) return;
+  }
+}
+
+// All-reduce: brings finished tiles to C, 16 rows of one at a time, chunk by chunk and of each chunk owner by
+// owner. Pieces are handed out one by one, because the push warps come late.
+template <class Config>
+__device__ __forceinline__ void bring_finished(const RankLaunch& launch, const NetworkParams& params) {
+  constexpr int SLABS = Config::BLOCK_M / 16;
+  const NetworkSchedule& schedule = params.network;
+  const int nranks = params.comm.nranks;
+  const int num_pieces = schedule.num_chunk_tiles(nranks) * SLABS;
+  const int element_bytes = element_bytes_of(params.output.out_type);
+  while (true) {
+    int number = 0;
+    if (threadIdx.x % 32 == 0) number = static_cast<int>(atomicAdd(&params.comm.state->push_ticket, 1u));
+    number = __shfl_sync(~0u, number, 0);
+    if (number >= num_pieces) return;
+    const ChunkTile tile = schedule.chunk_tile(number / SLABS, nranks);
+    const int slab = number % SLABS;
+    const int owner = params.comm.order.rank_at[tile.turn];
+    const int row = tile.m_tile * Config::BLOCK_M + slab * 16;
+    const int rows = min(16, rows_of(params, owner) - row);
+    if (!tile.is_there || rows <= 0) continue;
+    const bool is_here = launch.wait_flag(schedule.finished_flag(owner, tile.chunk), DeviceRole::gather,
+                                          DeviceObject::reduced_tile, owner, tile.chunk);
+    if (__any_sync(~0u, !is_here)) return;
+    __syncwarp();
+    const int column = tile.n_tile * Config::BLOCK_N;
+    const int64_t first = first_row_of(params, owner) + row;
+    const Tracer tracer(params.comm.trace, trace_track());
+    tracer.begin(TraceKind::copy, tile.chunk, owner);
+    bring_rows(params.output,
+               static_cast<std::byte*>(params.output.c) + (first * params.output.ldc + column) * element_bytes,
+               launch.area(params.comm.rank, schedule.finished_offset(owner, tile.m_tile, tile.n_tile) +
+                                                 int64_t{slab} * slab_bytes<Config::BLOCK_N>(element_bytes)),
+               Config::BLOCK_N * element_bytes, rows, min(params.output.n - column, Config::BLOCK_N));
+    tracer.end();
+  }
+}
+
 template <class Config>
 __device__ __forceinline__ void run_network_cta(const RankLaunch& launch, const NetworkParams& params) {
   const NetworkLaunch network(launch, params.comm);
@@ -461,6 +721,8 @@ __device__ __forceinline__ void run_network_cta(const RankLaunch& launch, const 
   if (warp == 0) network.greet();
   if (warp == 1) send_sums<Config>(launch, network, params);
   if (warp == 2) receive_sums<Config>(launch, network, params);
+  if (warp == 3 && reduces_all(params)) send_finished<Config>(launch, network, params);
+  if (warp == 4 && reduces_all(params)) receive_finished<Config>(launch, network, params);
   __syncthreads();
   if (warp == 0) network.wait_for_puts();
 }
@@ -488,7 +750,8 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   run_roles<Config>(
       num_workers, [&] { produce<Config>(smem.mainloop, params); },
       [&](const CopyWarp& warp) {
-        if (warp.pushes()) push_to_reducers<Config>(launch, params, smem, warp.warp);
+        if (warp.pushes()) push_to_node<Config>(launch, params, smem, warp.warp);
+        if (reduces_all(params)) bring_finished<Config>(launch, params);
       },
       [&](int warpgroup) {
         RankTileCursor tiles(params.tiles, blockIdx.x, order_of(params));

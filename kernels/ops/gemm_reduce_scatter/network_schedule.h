@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
-// GEMM+ReduceScatter on GPUs of several nodes: who sums which partial tiles, and where they lie. Host and
-// device.
+// GEMM+ReduceScatter and GEMM+AllReduce on GPUs of several nodes: who sums which partial tiles, where they lie,
+// and where finished ones do. Host and device.
 //
 // In each node one rank, the reducer, sums an owner's partial tiles: the owner itself, or the rank that relays
 // for it. A reducer numbers its reductions: 0 its own rows, 1 + i those of order.relayed[i]. A rank that is
 // alone in its node has nothing to sum: its partial tiles are its node's sums. Node sums travel in chunks of
 // tiles that lie side by side in a row of tiles; chunks are numbered in the order in which tiles are computed.
+// Finished tiles of an all-reduce travel in the same chunks.
 #pragma once
 
 #include "kernels/device/network_comm.h"
@@ -20,18 +21,32 @@ struct TileChunk {
   int num_tiles;
 };
 
-// What a warp that sums takes on: from byte `begin` on of a tile of an owner elsewhere.
-struct SumUnit {
-  int relayed;  // which of the ranks that this one relays for
+// A tile of one of several owners, who take turns chunk by chunk.
+struct ChunkTile {
+  int turn;  // which owner
   int chunk;
   int m_tile;
   int n_tile;
+  bool is_there;  // a row's last chunk may have fewer
+};
+
+// What a warp that sums takes on: from byte `begin` on of a tile of one of the owners that it relays for.
+struct SumUnit {
+  ChunkTile tile;
   int begin;
-  bool has_tile;  // a row's last chunk may have fewer
+};
+
+// What a warp that forwards takes on: bytes of a finished chunk.
+struct FinishedUnit {
+  int turn;  // which owner
+  int chunk;
+  int64_t begin;
+  int num_bytes;  // 0: there are none
 };
 
 struct NetworkSchedule {
   static constexpr int SUM_UNIT_BYTES = 32 << 10;
+  static constexpr int FINISHED_UNIT_BYTES = 32 << 10;
 
   int num_nodes;
   int max_local;       // ranks of a node, at most
@@ -41,6 +56,7 @@ struct NetworkSchedule {
   int group_rows;   // rows of tiles that are walked before the next column of tiles
   int chunk_tiles;  // of a chunk, at most
   int64_t tile_bytes;
+  int64_t finished_tile_bytes = 0;  // 0: a reduce-scatter, whose owners alone have what is finished
 
   MK_HOST_DEVICE int tiles() const { return tile_rows * num_n_tiles; }
   MK_HOST_DEVICE int chunks_per_row() const { return (num_n_tiles + chunk_tiles - 1) / chunk_tiles; }
@@ -65,34 +81,57 @@ struct NetworkSchedule {
     return first_row * chunks_per_row() + n_tile / chunk_tiles * rows_of_group(group) + m_tile - first_row;
   }
 
-  // Units of sums for `num_relayed` owners, chunk by chunk, and of each chunk owner by owner.
+  // Chunk by chunk, and of each chunk owner by owner.
+  MK_HOST_DEVICE int num_chunk_tiles(int num_owners) const { return max_chunks() * num_owners * chunk_tiles; }
+  MK_HOST_DEVICE ChunkTile chunk_tile(int number, int num_owners) const {
+    const int turns = number / chunk_tiles;
+    const int in_chunk = number - turns * chunk_tiles;
+    const int number_of_chunk = turns / num_owners;
+    const TileChunk place = chunk(number_of_chunk);
+    return {turns - number_of_chunk * num_owners, number_of_chunk, place.m_tile, place.first_n_tile + in_chunk,
+            in_chunk < place.num_tiles};
+  }
+
+  // Units of sums for `num_relayed` owners, in that order.
   MK_HOST_DEVICE int units_per_tile() const {
     return static_cast<int>((tile_bytes + SUM_UNIT_BYTES - 1) / SUM_UNIT_BYTES);
   }
   MK_HOST_DEVICE int num_sum_units(int num_relayed) const {
-    return max_chunks() * num_relayed * chunk_tiles * units_per_tile();
+    return num_chunk_tiles(num_relayed) * units_per_tile();
   }
   MK_HOST_DEVICE SumUnit sum_unit(int number, int num_relayed) const {
     const int tile = number / units_per_tile();
-    const int turn = tile / chunk_tiles;
-    const int number_of_chunk = turn / num_relayed;
-    const int in_chunk = tile - turn * chunk_tiles;
-    const TileChunk place = chunk(number_of_chunk);
-    return {turn - number_of_chunk * num_relayed,
-            number_of_chunk,
-            place.m_tile,
-            place.first_n_tile + in_chunk,
-            (number - tile * units_per_tile()) * SUM_UNIT_BYTES,
-            in_chunk < place.num_tiles};
+    return {chunk_tile(tile, num_relayed), (number - tile * units_per_tile()) * SUM_UNIT_BYTES};
   }
   // Units of a chunk with something to sum, where `bytes` of each of its tiles have rows.
   MK_HOST_DEVICE int units_of_chunk(int number, int64_t bytes) const {
     return chunk(number).num_tiles * static_cast<int>((bytes + SUM_UNIT_BYTES - 1) / SUM_UNIT_BYTES);
   }
 
+  // Units of finished chunks of `num_owners`, in the same order.
+  MK_HOST_DEVICE int64_t finished_chunk_bytes(int number) const {
+    return chunk(number).num_tiles * finished_tile_bytes;
+  }
+  MK_HOST_DEVICE int finished_units(int64_t bytes) const {
+    return static_cast<int>((bytes + FINISHED_UNIT_BYTES - 1) / FINISHED_UNIT_BYTES);
+  }
+  MK_HOST_DEVICE int num_finished_units(int num_owners) const {
+    return max_chunks() * num_owners * finished_units(chunk_tiles * finished_tile_bytes);
+  }
+  MK_HOST_DEVICE FinishedUnit finished_unit(int number, int num_owners) const {
+    const int per_chunk = finished_units(chunk_tiles * finished_tile_bytes);
+    const int turns = number / per_chunk;
+    const int number_of_chunk = turns / num_owners;
+    const int64_t begin = int64_t{number - turns * per_chunk} * FINISHED_UNIT_BYTES;
+    const int64_t rest = finished_chunk_bytes(number_of_chunk) - begin;
+    const int64_t num_bytes = min_of(FINISHED_UNIT_BYTES, rest > 0 ? rest : 0);
+    return {turns - number_of_chunk * num_owners, number_of_chunk, begin, static_cast<int>(num_bytes)};
+  }
+
   // Regions of a bank: node sums of this rank's rows [node]; partial tiles [reduction][local source]; node sums
   // for owners elsewhere [reduction]. Each a slot of an owner's tiles, at the same place. Where every rank is
-  // alone in its node there are no partial tiles of own rows, and nothing is summed for others.
+  // alone in its node there are no partial tiles of own rows, and nothing is summed for others. Behind them
+  // finished tiles [owner].
   MK_HOST_DEVICE bool has_node_sums() const { return max_local > 1; }
   MK_HOST_DEVICE int64_t slot_bytes() const { return tiles() * tile_bytes; }
   MK_HOST_DEVICE int64_t sum_offset(int node) const { return node * slot_bytes(); }
@@ -118,6 +157,12 @@ struct NetworkSchedule {
     return (int64_t{m_tile} * num_n_tiles + n_tile) * tile_bytes;
   }
 
+  MK_HOST_DEVICE int64_t finished_slot_bytes() const { return tiles() * finished_tile_bytes; }
+  MK_HOST_DEVICE int64_t finished_offset(int owner, int m_tile, int n_tile) const {
+    return num_slots() * slot_bytes() + owner * finished_slot_bytes() +
+           (int64_t{m_tile} * num_n_tiles + n_tile) * finished_tile_bytes;
+  }
+
   // Flags at the reducer: a node's sum of a chunk is there, for the one that sends; a partial tile is there;
   // and at the owner: another node's sum of a chunk has come. What a chunk's flag waits for is counted by the
   // number of the flag.
@@ -128,11 +173,32 @@ struct NetworkSchedule {
   MK_HOST_DEVICE int partial_flag(int reduction, int local_source, int tile) const {
     return arrived_flag(num_nodes, 0) + (reduction * max_local + local_source) * tiles() + tile;
   }
-  MK_HOST_DEVICE int64_t num_flags() const {
-    const int64_t partials = has_node_sums() ? int64_t{max_reductions} * max_local * tiles() : 0;
-    return int64_t{max_reductions + num_nodes} * max_chunks() + partials;
+  MK_HOST_DEVICE int num_partial_flags() const {
+    return has_node_sums() ? max_reductions * max_local * tiles() : 0;
   }
+  // And at every rank: a finished chunk is here.
+  MK_HOST_DEVICE int finished_flag(int owner, int chunk) const {
+    return partial_flag(0, 0, num_partial_flags()) + owner * max_chunks() + chunk;
+  }
+  MK_HOST_DEVICE int64_t num_flags(int nranks) const {
+    const int64_t partials = has_node_sums() ? int64_t{max_reductions} * max_local * tiles() : 0;
+    return int64_t{num_chunk_sources(nranks) + max_reductions} * max_chunks() + partials;
+  }
+
+  // Of a node's sum of a chunk, and of a finished one.
   MK_HOST_DEVICE int signal(int node, int chunk) const { return kEntrySignals + node * max_chunks() + chunk; }
+  MK_HOST_DEVICE int finished_signal(int owner, int chunk) const {
+    return signal(num_nodes, 0) + owner * max_chunks() + chunk;
+  }
+  MK_HOST_DEVICE int64_t num_signals(int nranks) const {
+    return int64_t{num_chunk_sources(nranks)} * max_chunks();
+  }
+
+ private:
+  // What a chunk arrives from: nodes, and owners of finished ones.
+  MK_HOST_DEVICE int num_chunk_sources(int nranks) const {
+    return num_nodes + (finished_tile_bytes > 0 ? nranks : 0);
+  }
 };
 
 // The order in which owners' rows of tiles, `tile_rows` for each, follow one another: those of the `num_far`

@@ -35,6 +35,27 @@ struct PartialSlabs {
   }
 };
 
+// Number lane + 32 * i of the slab is the lane's accumulator i.
+template <int N>
+void store_slab(const float (&accumulators)[N], GemmType, std::byte* slab) {
+  for (int i = 0; i < N; ++i) reinterpret_cast<float*>(slab)[threadIdx.x % 32 + 32 * i] = accumulators[i];
+}
+
+template <class T>
+struct PartialChunk {
+  static constexpr int NUM = 4;
+  static void add(float* sums, uint4 chunk) {
+    float values[NUM];
+    std::memcpy(values, &chunk, sizeof values);
+    for (int i = 0; i < NUM; ++i) sums[i] += values[i];
+  }
+  static uint4 pack(const float* sums) {
+    uint4 chunk;
+    std::memcpy(&chunk, sums, sizeof chunk);
+    return chunk;
+  }
+};
+
 template <int BLOCK_N>
 void sum_slab(const PartialSlabs& slabs, GemmType, std::byte* to) {
   for (int index = static_cast<int>(threadIdx.x % 32); index < 16 * BLOCK_N; index += 32) {
