@@ -77,6 +77,28 @@ __device__ __forceinline__ bool has_flag(const RankLaunch& launch, const Network
   return true;
 }
 
+// Waits for what comes by way of the network: most warps of the GPU do, for as long as that takes, for the same
+// few words. They look seldom, so that the L2 has time for others. By a whole warp, of which each lane
+// that `waits` has a flag of its own.
+__device__ __forceinline__ bool wait_for_network(const RankLaunch& launch, const NetworkParams& params,
+                                                 bool waits, int flag, const NetworkWait& wait) {
+  constexpr uint32_t PAUSE_NS = 800;
+  bool has_come = true;
+  if (waits && !has_flag(launch, params, flag)) {
+    const Tracer tracer(params.comm.trace, trace_track());
+    const uint64_t start = tracer.now();
+    NetworkPatience patience(launch, params.comm);
+    do {
+      __nanosleep(PAUSE_NS);
+      has_come = has_flag(launch, params, flag);
+    } while (!has_come && patience.goes_on(wait));
+    tracer.record(TraceKind::wait, start, static_cast<uint32_t>(wait.index), wait.peer);
+  }
+  has_come = !__any_sync(~0u, !has_come);
+  __syncwarp();  // what each lane has acquired holds for all
+  return has_come;
+}
+
 // Until this node's partials of a tile are here.
 __device__ __forceinline__ bool wait_node(const RankLaunch& launch, const NetworkParams& params, int reduction,
                                           int tile) {
@@ -132,10 +154,12 @@ __device__ __forceinline__ void finish_own_slab(const RankLaunch& launch, const 
                               params.comm_type, launch.area(rank, schedule.sum_offset(node) + place));
   }
   const int chunk = schedule.chunk_of(m_tile, work.n_tile);
-  if (!wait_flags(
-          launch, schedule.num_nodes, chunk,
-          [&](int other) { return other == node ? -1 : schedule.arrived_flag(other, chunk); },
-          [&](int other) { return rail_peer_of(params, other); }))
+  const int other = threadIdx.x % 32;
+  const bool is_other = other < schedule.num_nodes && other != node;
+  if (!wait_for_network(
+          launch, params, is_other, is_other ? schedule.arrived_flag(other, chunk) : 0,
+          {DeviceRole::reduce, DeviceObject::partial, is_other ? rail_peer_of(params, other) : rank,
+           static_cast<uint64_t>(chunk), launch.epoch() - 1, launch.epoch()}))
     return;
   const Tracer tracer(params.comm.trace, TRACE_COMPUTE + threadIdx.x / 128);
   const uint64_t start = tracer.now();
@@ -697,10 +721,10 @@ __device__ __forceinline__ void bring_finished(const RankLaunch& launch, const N
     const int row = tile.m_tile * Config::BLOCK_M + slab * 16;
     const int rows = min(16, rows_of(params, owner) - row);
     if (!tile.is_there || rows <= 0) continue;
-    const bool is_here = launch.wait_flag(schedule.finished_flag(owner, tile.chunk), DeviceRole::gather,
-                                          DeviceObject::reduced_tile, owner, tile.chunk);
-    if (__any_sync(~0u, !is_here)) return;
-    __syncwarp();
+    if (!wait_for_network(launch, params, threadIdx.x % 32 == 0, schedule.finished_flag(owner, tile.chunk),
+                          {DeviceRole::gather, DeviceObject::reduced_tile, owner,
+                           static_cast<uint64_t>(tile.chunk), launch.epoch() - 1, launch.epoch()}))
+      return;
     const int column = tile.n_tile * Config::BLOCK_N;
     const int64_t first = first_row_of(params, owner) + row;
     const Tracer tracer(params.comm.trace, trace_track());
