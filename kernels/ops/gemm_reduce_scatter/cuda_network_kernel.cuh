@@ -78,21 +78,25 @@ __device__ __forceinline__ bool has_flag(const RankLaunch& launch, const Network
 }
 
 // Waits for what comes by way of the network: most warps of the GPU do, for as long as that takes, for the same
-// few words. They look seldom, so that the L2 has time for others. By a whole warp, of which each lane
-// that `waits` has a flag of its own.
+// few words. They look seldom, so that the L2 has time for others. By a whole warp, of which each lane that
+// `waits` has a flag of its own; peer_of(lane) is who is to blame.
+template <class PeerOf>
 __device__ __forceinline__ bool wait_for_network(const RankLaunch& launch, const NetworkParams& params,
-                                                 bool waits, int flag, const NetworkWait& wait) {
+                                                 bool waits, int flag, DeviceRole role, DeviceObject object,
+                                                 int index, PeerOf&& peer_of) {
   constexpr uint32_t PAUSE_NS = 800;
   bool has_come = true;
   if (waits && !has_flag(launch, params, flag)) {
+    const int peer = peer_of(threadIdx.x % 32);
     const Tracer tracer(params.comm.trace, trace_track());
     const uint64_t start = tracer.now();
     NetworkPatience patience(launch, params.comm);
     do {
       __nanosleep(PAUSE_NS);
       has_come = has_flag(launch, params, flag);
-    } while (!has_come && patience.goes_on(wait));
-    tracer.record(TraceKind::wait, start, static_cast<uint32_t>(wait.index), wait.peer);
+    } while (!has_come && patience.goes_on({role, object, peer, static_cast<uint64_t>(index),
+                                            launch.epoch() - 1, launch.epoch()}));
+    tracer.record(TraceKind::wait, start, static_cast<uint32_t>(index), peer);
   }
   has_come = !__any_sync(~0u, !has_come);
   __syncwarp();  // what each lane has acquired holds for all
@@ -154,12 +158,10 @@ __device__ __forceinline__ void finish_own_slab(const RankLaunch& launch, const 
                               params.comm_type, launch.area(rank, schedule.sum_offset(node) + place));
   }
   const int chunk = schedule.chunk_of(m_tile, work.n_tile);
-  const int other = threadIdx.x % 32;
-  const bool is_other = other < schedule.num_nodes && other != node;
-  if (!wait_for_network(
-          launch, params, is_other, is_other ? schedule.arrived_flag(other, chunk) : 0,
-          {DeviceRole::reduce, DeviceObject::partial, is_other ? rail_peer_of(params, other) : rank,
-           static_cast<uint64_t>(chunk), launch.epoch() - 1, launch.epoch()}))
+  const int lane = threadIdx.x % 32;
+  if (!wait_for_network(launch, params, lane < schedule.num_nodes && lane != node,
+                        schedule.arrived_flag(lane, chunk), DeviceRole::reduce, DeviceObject::partial, chunk,
+                        [&](int other) { return rail_peer_of(params, other); }))
     return;
   const Tracer tracer(params.comm.trace, TRACE_COMPUTE + threadIdx.x / 128);
   const uint64_t start = tracer.now();
@@ -722,8 +724,8 @@ __device__ __forceinline__ void bring_finished(const RankLaunch& launch, const N
     const int rows = min(16, rows_of(params, owner) - row);
     if (!tile.is_there || rows <= 0) continue;
     if (!wait_for_network(launch, params, threadIdx.x % 32 == 0, schedule.finished_flag(owner, tile.chunk),
-                          {DeviceRole::gather, DeviceObject::reduced_tile, owner,
-                           static_cast<uint64_t>(tile.chunk), launch.epoch() - 1, launch.epoch()}))
+                          DeviceRole::gather, DeviceObject::reduced_tile, tile.chunk,
+                          [&](int) { return owner; }))
       return;
     const int column = tile.n_tile * Config::BLOCK_N;
     const int64_t first = first_row_of(params, owner) + row;
