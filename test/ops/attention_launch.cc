@@ -215,12 +215,13 @@ mk_status_t AttentionLaunch::try_prepare(mk_comm_t comm, const AttentionCase& at
                   : mk_ring_attention_prepare(comm, &maxima);
 }
 
-void AttentionLaunch::verify(const char* name, const Buffer& buffer, bool exact) {
+void AttentionLaunch::verify(const char* name, const Buffer& buffer, bool exact, const Tensor* terms) {
   const AttentionCase& attention = problem_.attention;
   std::ostringstream text;
   int64_t wrong = 0;
   double error = 0;
   double norm = 0;
+  double terms_norm = 0;
   for (int64_t batch = 0; batch < attention.batch; ++batch) {
     for (size_t row = 0; row < positions_.size(); ++row) {
       for (int head = 0; head < buffer.heads; ++head) {
@@ -232,6 +233,10 @@ void AttentionLaunch::verify(const char* name, const Buffer& buffer, bool exact)
               exact ? decode(encode_number(expected[d], attention.dtype), attention.dtype) : expected[d];
           error += (seen - wanted) * (seen - wanted);
           norm += wanted * wanted;
+          if (terms != nullptr) {
+            const double term = terms->row(batch, positions_[row], head)[d];
+            terms_norm += term * term;
+          }
           if (seen == wanted || (!exact && std::isfinite(seen))) continue;
           if (wrong++ == 0) {
             text << name << "[batch " << batch << ", position " << positions_[row] << ", head " << head << ", "
@@ -248,9 +253,13 @@ void AttentionLaunch::verify(const char* name, const Buffer& buffer, bool exact)
   }
   if (wrong > 0)
     session_.fail(describe(attention) + ": " + text.str() + "; " + std::to_string(wrong) + " wrong");
-  // Gradients that are zero but for rounding have nothing to be relative to.
-  const double floor = 1e-4 * std::sqrt(static_cast<double>(count));
-  if (!exact && !(std::sqrt(error) <= attention.tolerance() * std::max(std::sqrt(norm), floor)))
+  // Gradients that are zero but for rounding have nothing to be relative to; fp16 has no numbers below 6e-8.
+  const bool is_fp16 = attention.dtype == MK_DTYPE_FP16;
+  const double floor = (is_fp16 ? 1e-3 : 1e-4) * std::sqrt(static_cast<double>(count));
+  const double half_ulp = is_fp16 ? 0x1p-12 : 0x1p-9;
+  const double bound =
+      std::max(attention.tolerance() * std::max(std::sqrt(norm), floor), half_ulp * std::sqrt(terms_norm));
+  if (!exact && !(std::sqrt(error) <= bound))
     session_.fail(describe(attention) + ": " + name + ": relative error " +
                   std::to_string(std::sqrt(error / norm)));
 }
@@ -278,8 +287,9 @@ void AttentionLaunch::verify_forward() {
 
 void AttentionLaunch::verify_backward() {
   verify_inputs();
-  verify("dq", dq_, problem_.exact_gradients());
-  verify("dk", dk_, problem_.exact_gradients());
+  const bool rounds = problem_.attention.rounded_factors;
+  verify("dq", dq_, problem_.exact_gradients(), rounds ? &problem_.dq_terms : nullptr);
+  verify("dk", dk_, problem_.exact_gradients(), rounds ? &problem_.dk_terms : nullptr);
   verify("dv", dv_, problem_.exact_gradients());
 }
 

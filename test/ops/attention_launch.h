@@ -58,7 +58,7 @@ class AttentionLaunch {
   int64_t elements(const Buffer& buffer) const;
   void poison(Buffer& buffer) const;
   bool poisoned(const Buffer& buffer) const;
-  void verify(const char* name, const Buffer& buffer, bool exact);
+  void verify(const char* name, const Buffer& buffer, bool exact, const Tensor* terms = nullptr);
   void verify_lse();
   void verify_inputs();
   template <class Arguments>

@@ -87,6 +87,9 @@ AttentionProblem::AttentionProblem(const AttentionCase& attention_in)
       dk(k),
       dv(k),
       lse(attention.batch, attention.seq, attention.heads, 1) {
+  if (attention.rounded_factors) dq_terms = q, dk_terms = k;
+  std::fill(dq_terms.at.begin(), dq_terms.at.end(), 0.0);
+  std::fill(dk_terms.at.begin(), dk_terms.at.end(), 0.0);
   draw();
   for (int64_t batch = 0; batch < attention.batch; ++batch) {
     for (int head = 0; head < attention.heads; ++head) {
@@ -206,7 +209,15 @@ void AttentionProblem::attend(int64_t batch, int head, int64_t position) {
   for (int64_t key = begin; key < end; ++key) {
     const double weight = weights[static_cast<size_t>(key - begin)];
     if (weight == 0) continue;
-    const double d_logit = scale * weight * (dot(d_output, v.row(batch, key, kv_head)) - delta);
+    const double d_weight = dot(d_output, v.row(batch, key, kv_head));
+    const double d_logit = scale * weight * (d_weight - delta);
+    if (attention.rounded_factors) {
+      const double term = scale * weight * (std::abs(d_weight) + std::abs(delta));
+      for (int d = 0; d < attention.dim; ++d) {
+        dq_terms.row(batch, position, head)[d] += std::abs(term * k.row(batch, key, kv_head)[d]);
+        dk_terms.row(batch, key, kv_head)[d] += std::abs(term * q.row(batch, position, head)[d]);
+      }
+    }
     for (int d = 0; d < attention.dim; ++d) {
       dq.row(batch, position, head)[d] += d_logit * k.row(batch, key, kv_head)[d];
       dk.row(batch, key, kv_head)[d] += d_logit * q.row(batch, position, head)[d];

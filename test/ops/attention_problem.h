@@ -36,6 +36,9 @@ struct AttentionCase {
   // Gradients are expected for the rounded o that the backward call is given; else for o itself, from which
   // they differ by more than their own rounding where a query sees few keys.
   bool rounded_o = true;
+  // What keys and queries are multiplied by for their gradients is rounded to the dtype before, as where tensor
+  // cores do it: where all but rounding cancels out, errors are relative to what is added up.
+  bool rounded_factors = false;
 
   int num_sequences() const { return cu_seqlens.empty() ? 0 : static_cast<int>(cu_seqlens.size()) - 1; }
   // Positions of the whole sequence that a rank holds, in the order of its rows.
@@ -75,8 +78,9 @@ struct AttentionProblem {
 
   AttentionCase attention;
   Tensor q, k, v, d_o;
-  Tensor o, dq, dk, dv;  // expected
-  Tensor lse;            // expected, dim 1
+  Tensor o, dq, dk, dv;       // expected
+  Tensor lse;                 // expected, dim 1
+  Tensor dq_terms, dk_terms;  // sums of the magnitudes that dq and dk are added up of; rounded_factors alone
 
   bool exact_outputs() const {
     return attention.numbers == Numbers::uniform || attention.numbers == Numbers::one_hot;
