@@ -24,8 +24,12 @@ constexpr int64_t kMaxSize = (INT32_MAX - 65536) / 2;
 constexpr int MAX_PANELS = 8;
 constexpr int MIN_PANEL_STEPS = 4;
 // What two more hops cost, in bytes on the link: beyond it, an all-reduce goes by way of owners.
-constexpr int64_t ONE_SHOT_EXTRA_BYTES = 4000000;
+constexpr int64_t ONE_SHOT_EXTRA_BYTES = 2400000;
 constexpr int64_t MAX_ONE_SHOT_ROWS = 1024;
+// Owners of an all-reduce of more rows share out rows: there are tiles enough of any height.
+constexpr int64_t MAX_ROWS_BY_COLUMNS = 1024;
+// With more tiles a CTA, what is exchanged takes the way that lets the product go on.
+constexpr int MAX_DIRECT_TILES = 1;
 constexpr int64_t TYPICAL_K = 2048;
 constexpr double LINK_BYTES_PER_US = 363e3;
 // What tiles cut along k take of the predicted time where warpgroups take turns.
@@ -33,18 +37,18 @@ constexpr double PING_PONG_CUT_FACTOR = 1.15;
 // Of a product's time, that the links may need, for pushes to be paced.
 constexpr double PACED_SHARE = 0.85;
 
-// The tile for `rows` rows (whole ranks'), by the model of the plain product; with `cuts`, tiles of the last
-// wave may be cut along k.
-GemmPlan choose_tile(const GemmCall& call, int64_t rows_of_rank, int num_owners, int64_t k, int num_sms,
-                     bool cuts) {
+// The tile for `num_owners` owners' rows, or, `by_columns`, so many owners' columns of the same rows, by the
+// model of the plain product; with `cuts`, tiles of the last wave may be cut along k.
+GemmPlan choose_tile(const GemmCall& call, int64_t rows, int num_owners, int64_t k, int num_sms, bool cuts,
+                     bool by_columns = false) {
   GemmPlan best;
   const bool is_wgrad = call.mode == MK_ALLGATHER_WGRAD;
   for (const GemmTile& tile : is_wgrad ? std::span<const GemmTile>(WGRAD_TILES) : RANK_GEMM_TILES) {
     if (call.tuning.tile_m > 0 && call.tuning.tile_m != tile.block_m) continue;
     if (call.tuning.tile_n > 0 && call.tuning.tile_n != tile.block_n) continue;
     GemmShape shape;
-    shape.m = num_owners * round_up(rows_of_rank, tile.block_m);
-    shape.n = call.n;
+    shape.m = (by_columns ? 1 : num_owners) * round_up(rows, tile.block_m);
+    shape.n = by_columns ? num_owners * round_up(ceil_div(call.n, num_owners), tile.block_n) : call.n;
     shape.k = k;
     shape.in_type = gemm_type(call.dtype);
     shape.out_type = gemm_type(call.out_dtype);
@@ -200,6 +204,14 @@ int64_t max_slot_bytes(int64_t rows, const GemmCall& call) {
   return max_slot_bytes(rows, call.n, call.comm_dtype);
 }
 
+// Of a reduction by way of owners, of rows or of columns.
+int64_t max_slot_bytes_of_owners(const GemmCall& call, int nranks) {
+  const int64_t of_rows = max_slot_bytes(ceil_div(call.m, nranks), call);
+  if (call.op != MK_OPERATOR_GEMM_ALLREDUCE) return of_rows;
+  const int64_t rows = std::min(call.m, MAX_ROWS_BY_COLUMNS);
+  return std::max(of_rows, max_slot_bytes(rows, ceil_div(call.n, nranks), call.comm_dtype));
+}
+
 // The same of one-shot calls, which are wide or high, but not both.
 int64_t max_one_shot_slot_bytes(const GemmCall& call, int nranks) {
   const int bytes = element_bytes(call.comm_dtype);
@@ -220,21 +232,60 @@ bool leaves_links_free(const GemmCall& call, const RankGemmPlan& plan) {
          PACED_SHARE * LINK_BYTES_PER_US * product_us_of(call, plan);
 }
 
-Status plan_reduction(const GemmCall& call, int rank, int nranks, int num_sms, RankGemmPlan& to) {
-  const int64_t max_rows = ceil_div(call.m, nranks);
-  num_sms = compute_ctas(call, num_sms);
+// An all-reduce's tiles are finished in many rounds, so that they travel all the time. What a reduce-scatter
+// has to send leaves soonest if each owner has but one.
+gemm_reduce_scatter::OwnerTiles owner_tiles_of(const GemmCall& call, int num_ctas, const RankGemmPlan& plan) {
+  constexpr double BLOCK_WAVES = 0.5;
+  const int tile_rows = std::max(1, plan.tile_rows);
+  const int num_n_tiles = static_cast<int>(
+      ceil_div(call.n, plan.gemm.block_n * int64_t{plan.splits_columns ? plan.num_owners : 1}));
+  const int group = group_rows(plan.gemm.group_m, tile_rows);
+  if (plan.reduction == Reduction::scatter)
+    return {plan.num_owners, tile_rows, num_n_tiles, tile_rows, num_n_tiles, group};
+  const int columns = static_cast<int>(std::ceil(BLOCK_WAVES * num_ctas / group));
+  const int rounds = std::max(1, num_n_tiles / std::max(1, columns));
+  return {plan.num_owners,
+          tile_rows,
+          num_n_tiles,
+          group,
+          std::max(1, static_cast<int>(ceil_div(num_n_tiles, rounds))),
+          group};
+}
+
+// Who owns what, and the tile, which all ranks must choose alike, for partial sums travel in it; but k is
+// each rank's own.
+void choose_owners(const GemmCall& call, int nranks, int num_sms, RankGemmPlan& to) {
   const bool one_shot = goes_one_shot(call, nranks);
   const bool reduces_all = call.op == MK_OPERATOR_GEMM_ALLREDUCE;
   to.reduction = one_shot ? Reduction::one_shot : reduces_all ? Reduction::two_shot : Reduction::scatter;
   to.num_owners = one_shot ? 1 : nranks;
-  const int64_t rows = one_shot ? call.m : max_rows;
-  // All ranks must choose the same tile, in which partial sums travel, but k is each rank's own.
+  int64_t rows = one_shot ? call.m : ceil_div(call.m, nranks);
+  to.splits_rows = !one_shot;
   to.gemm = choose_tile(call, rows, to.num_owners, TYPICAL_K, num_sms, false);
-  if (to.gemm.block_m == 0) return {};
+  if (to.reduction == Reduction::two_shot && !to.is_between_nodes && call.m <= MAX_ROWS_BY_COLUMNS) {
+    // Few rows an owner fill low tiles, of which there are more than SMs.
+    const GemmPlan by_columns = choose_tile(call, call.m, nranks, TYPICAL_K, num_sms, false, true);
+    if (to.gemm.block_m > 0 && by_columns.predicted_us < to.gemm.predicted_us) {
+      to.gemm = by_columns;
+      to.splits_rows = false;
+      to.splits_columns = true;
+      rows = call.m;
+    }
+  }
+  if (to.gemm.block_m == 0) return;
   to.tile_rows = static_cast<int>(ceil_div(rows, to.gemm.block_m));
-  to.tiles_per_owner = to.tile_rows * ceil_div(call.n, to.gemm.block_n);
+  to.owner_tiles = owner_tiles_of(call, num_sms, to);
+  to.tiles_per_owner = to.owner_tiles.tiles_of_owner();
+}
+
+Status plan_reduction(const GemmCall& call, int rank, int nranks, int num_sms, RankGemmPlan& to) {
+  num_sms = compute_ctas(call, num_sms);
+  choose_owners(call, nranks, num_sms, to);
+  if (to.gemm.block_m == 0) return {};
+  const bool one_shot = to.reduction == Reduction::one_shot;
+  const bool reduces_all = call.op == MK_OPERATOR_GEMM_ALLREDUCE;
   to.slot_bytes = to.tiles_per_owner * to.gemm.block_m * to.gemm.block_n * element_bytes(call.comm_dtype);
-  to.gather_begin = round_up(nranks * max_slot_bytes(max_rows, call), 128);
+  to.gather_begin = round_up(nranks * max_slot_bytes_of_owners(call, nranks), 128);
   to.gather_pitch = round_up(call.n * element_bytes(call.out_dtype), 16);
   to.area_bytes = to.gather_begin + (reduces_all ? call.m * to.gather_pitch : 0);
   if (reduces_all) {
@@ -246,17 +297,31 @@ Status plan_reduction(const GemmCall& call, int rank, int nranks, int num_sms, R
   to.plan.algorithm = one_shot      ? MK_ALGORITHM_ONE_SHOT
                       : reduces_all ? MK_ALGORITHM_TWO_SHOT
                                     : MK_ALGORITHM_AUTO;
-  const int flags_per_tile = one_shot ? to.gemm.block_m / 16 : reduces_all ? 2 : 1;
-  const int64_t flags = nranks * to.tiles_per_owner * flags_per_tile;
+  const bool two_shot = to.reduction == Reduction::two_shot;
+  const int64_t slabs = to.gemm.block_m / 16;
+  const int64_t direct_flags = nranks * to.tiles_per_owner * slabs;
+  const int64_t direct_gather_flags = two_shot ? direct_flags * (to.gemm.block_n / 32) : 0;
+  to.is_direct =
+      one_shot || (!to.is_between_nodes && to.num_owners * to.tiles_per_owner <= MAX_DIRECT_TILES * num_sms &&
+                   direct_flags + direct_gather_flags <= kFlagsPerBank);
+  to.num_partial_flags = to.is_direct ? direct_flags : nranks * to.tiles_per_owner;
+  const int64_t flags = to.num_partial_flags + (to.is_direct ? direct_gather_flags
+                                                : two_shot   ? nranks * to.tiles_per_owner
+                                                             : 0);
   if (flags > kFlagsPerBank) return too_many_flags(call, flags);
   const int64_t row_bytes = call.n * element_bytes(call.comm_dtype);
   const int64_t own_rows = rows_count(call.m, nranks, rank);
   to.plan.chunk_rows = to.gemm.block_m;
   to.plan.num_chunks = static_cast<int>(std::max<int64_t>(1, to.tiles_per_owner));
   to.plan.chunk_bytes = int64_t{to.gemm.block_m} * to.gemm.block_n * element_bytes(call.comm_dtype);
-  to.plan.link_bytes = one_shot ? call.m * row_bytes * (nranks - 1) : (call.m - own_rows) * row_bytes;
+  const int64_t owner_columns = int64_t{to.owner_tiles.num_n_tiles} * to.gemm.block_n;
+  const int64_t own_elements =
+      to.splits_columns ? call.m * std::clamp<int64_t>(call.n - rank * owner_columns, 0, owner_columns)
+                        : own_rows * call.n;
+  to.plan.link_bytes = one_shot ? call.m * row_bytes * (nranks - 1)
+                                : call.m * row_bytes - own_elements * element_bytes(call.comm_dtype);
   if (to.reduction == Reduction::two_shot)
-    to.plan.link_bytes += own_rows * call.n * element_bytes(call.out_dtype) * (nranks - 1);
+    to.plan.link_bytes += own_elements * element_bytes(call.out_dtype) * (nranks - 1);
   // Partial sums leave while the others' tiles are computed. An all-reduce has no such time to spare.
   to.is_paced = to.reduction == Reduction::scatter && leaves_links_free(call, to);
   return {};
@@ -307,8 +372,8 @@ Status plan_network_gather(const GemmCall& call, const TopologyView& nodes, Rank
   return {};
 }
 
-// CTAs that sum what others of the node compute for owners elsewhere, of `num_sms`. The tile is chosen without
-// regard to them: not all ranks have as much to sum, and a rank's k is its own.
+// CTAs that sum what others of the node compute for owners elsewhere, of `num_sms`. The tile is chosen
+// without regard to them: not all ranks have as much to sum, and a rank's k is its own.
 int choose_reduce_ctas(const GemmCall& call, const TopologyView& nodes, int num_sms, const RankGemmPlan& to) {
   constexpr double BYTES_PER_US_OF_CTA = 35e3;   // read and written
   constexpr double NETWORK_BYTES_PER_US = 50e3;  // beyond which nothing is gained: 400 Gb/s
@@ -332,8 +397,9 @@ int choose_reduce_ctas(const GemmCall& call, const TopologyView& nodes, int num_
   return std::clamp(static_cast<int>(wanted), 1, most);
 }
 
-// What a rank sends: partial tiles to the reducers in its node, node sums to owners elsewhere; of an all-reduce
-// its finished rows to its node and, once, to each other node, and to its node those that it relays.
+// What a rank sends: partial tiles to the reducers in its node, node sums to owners elsewhere; of an
+// all-reduce its finished rows to its node and, once, to each other node, and to its node those that it
+// relays.
 void count_bytes(const GemmCall& call, const TopologyView& nodes, RankGemmPlan& to) {
   mk_plan_t& plan = to.plan;
   plan.link_bytes = plan.network_bytes = 0;
@@ -414,6 +480,7 @@ Result<RankGemmPlan> rank_gemm_plan(const GemmCall& call, int rank, int nranks, 
     MK_RETURN_IF_ERROR(check_between_nodes(call, num_sms));
     num_sms -= 1;
   }
+  plan.is_between_nodes = nodes != nullptr;
   GemmCall planned = call;
   if (nodes != nullptr && call.op == MK_OPERATOR_GEMM_ALLREDUCE)
     planned.tuning.algorithm = MK_ALGORITHM_TWO_SHOT;

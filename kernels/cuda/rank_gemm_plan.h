@@ -6,6 +6,7 @@
 #include "kernels/gemm/gemm_plan.h"
 #include "kernels/operator_call.h"
 #include "kernels/ops/gemm_reduce_scatter/network_schedule.h"
+#include "kernels/ops/gemm_reduce_scatter/owner_tiles.h"
 #include "kernels/ops/gemm_reduce_scatter/reduction.h"
 #include "kernels/protocol.h"
 #include "lib/status.h"
@@ -22,8 +23,14 @@ struct RankGemmPlan {
   int num_panels = 1;
   int panel_steps = 1;
   // Reductions.
+  bool is_between_nodes = false;
   bool is_paced = false;  // pushes leave the links free most of the time
   gemm_reduce_scatter::Reduction reduction = gemm_reduce_scatter::Reduction::scatter;
+  bool splits_rows = true;  // each owner has rows of its own, or columns; one-shot: neither
+  bool splits_columns = false;
+  bool is_direct = false;  // what is exchanged goes straight from registers
+  int64_t num_partial_flags = 0;
+  gemm_reduce_scatter::OwnerTiles owner_tiles{};
   int64_t tiles_per_owner = 0;
   int64_t slot_bytes = 0;
   int64_t gather_begin = 0;

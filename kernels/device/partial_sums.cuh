@@ -157,28 +157,47 @@ __device__ __forceinline__ void round_result(float (&sums)[N], EpilogueParams& o
   }
 }
 
-// Sums a warp's slab and stores it as `output` says; `row`, `row_end`, `column` as for store_tile_rows. By a
-// few columns at a time, from memory alone: the accumulators are free by now, and all registers serve to have
-// many loads in flight. `rounds_first`: before it adds to C, the all-reduce rounds, so that all ranks add the
-// same.
+// Columns that are summed at a time, from memory alone: the accumulators are free by then, and all registers
+// serve to have many loads in flight.
+template <int BLOCK_N>
+constexpr int SUM_COLUMNS = BLOCK_N % 64 == 0 ? 64 : 32;
+
+// Sums SUM_COLUMNS columns of a warp's slab, from `begin` on, and stores them as `output` says, but to
+// `num_copies` places, c_of(i); `row`, `row_end`, `column` (of the slab) as for store_tile_rows.
+// `rounds_first`: before it adds to C, the all-reduce rounds, so that all ranks add the same.
+template <int BLOCK_N, class COf>
+__device__ __forceinline__ void finish_columns(const PartialSlabs& slabs, GemmType comm_type,
+                                               const EpilogueParams& output, bool rounds_first, int num_copies,
+                                               const COf& c_of, EpilogueBuffers<1>& buffers, int row,
+                                               int row_end, int column, int begin) {
+  float sums[SUM_COLUMNS<BLOCK_N> / 2];
+  if (comm_type == GemmType::bf16) {
+    sum_slabs_as<__nv_bfloat16>(sums, slabs, begin / 2);
+  } else if (comm_type == GemmType::fp16) {
+    sum_slabs_as<__half>(sums, slabs, begin / 2);
+  } else {
+    sum_slabs_as<float>(sums, slabs, begin / 2);
+  }
+  EpilogueParams to = output;
+  // Copies get the bias once.
+  if ((rounds_first && to.accumulate) || num_copies > 1) round_result(sums, to, column + begin);
+#pragma unroll 1
+  for (int i = 0; i < num_copies; ++i) {
+    to.c = c_of(i);
+    store_tile_rows(sums, to, buffers, row, row_end, column + begin);
+  }
+}
+
+// All columns of it, to one place.
 template <int BLOCK_N>
 __device__ __forceinline__ void finish_slab(const PartialSlabs& slabs, GemmType comm_type,
                                             const EpilogueParams& output, bool rounds_first,
                                             EpilogueBuffers<1>& buffers, int row, int row_end, int column) {
-  constexpr int COLUMNS = BLOCK_N % 64 == 0 ? 64 : 32;
 #pragma unroll 1
-  for (int begin = 0; begin < BLOCK_N; begin += COLUMNS) {
-    float sums[COLUMNS / 2];
-    if (comm_type == GemmType::bf16) {
-      sum_slabs_as<__nv_bfloat16>(sums, slabs, begin / 2);
-    } else if (comm_type == GemmType::fp16) {
-      sum_slabs_as<__half>(sums, slabs, begin / 2);
-    } else {
-      sum_slabs_as<float>(sums, slabs, begin / 2);
-    }
-    EpilogueParams to = output;
-    if (rounds_first && to.accumulate) round_result(sums, to, column + begin);
-    store_tile_rows(sums, to, buffers, row, row_end, column + begin);
+  for (int begin = 0; begin < BLOCK_N; begin += SUM_COLUMNS<BLOCK_N>) {
+    finish_columns<BLOCK_N>(
+        slabs, comm_type, output, rounds_first, 1, [&](int) { return output.c; }, buffers, row, row_end, column,
+        begin);
   }
 }
 

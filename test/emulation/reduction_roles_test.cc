@@ -67,6 +67,7 @@ class ReductionRank {
         reduces_all_ ? gemm_reduce_scatter::Reduction::two_shot : gemm_reduce_scatter::Reduction::scatter;
     params.comm_type = GemmType::fp32;
     params.tile_rows = static_cast<int>(std::max<int64_t>(1, ceil_div(max_rows, EmulatedTiles::BLOCK_M)));
+    params.splits_rows = true;
     params.tiles.num_m_tiles = rank_.nranks * params.tile_rows;
     params.tiles.num_n_tiles = static_cast<int>(ceil_div(shape.n, EmulatedTiles::BLOCK_N));
     params.tiles.num_workers = kNumWarps;

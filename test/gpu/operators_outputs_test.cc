@@ -125,7 +125,9 @@ void run_placings(Rank& rank, Watchdog& watchdog, const Problem& problem, bool i
     check_verdict(rank, placed, name + ", outputs " + name_of(placing));
     rank.meet();
   }
-  tally.check(copies[1] == copies[2] && (is_direct ? copies[0] < copies[1] : copies[0] == copies[1]),
+  // Warps of a consumer warpgroup share a row of the trace, on which one of them is seen.
+  const auto are_alike = [&](int a, int b) { return 2 * copies[a] >= copies[b] && 2 * copies[b] >= copies[a]; };
+  tally.check(are_alike(1, 2) && (is_direct ? copies[0] < std::min(copies[1], copies[2]) : are_alike(0, 1)),
               text("rank %d: %s: %d, %d and %d copies, where the outputs %s written by peers", rank.rank,
                    name.c_str(), copies[0], copies[1], copies[2], is_direct ? "are" : "are not"));
 }

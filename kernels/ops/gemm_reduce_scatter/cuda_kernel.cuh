@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // GEMM+ReduceScatter and GEMM+AllReduce as one persistent kernel. The epilogue leaves partial tiles in a small
 // ring in device memory (the L2), and the push warps send them to the slots of their rows' owner while the next
-// tile is computed; each rank computes its own rows last, when the others' partials of them have mostly
-// arrived, and sums in the epilogue.
+// tile is computed. In each round a rank computes its own tiles last, when the others' partials of them have
+// mostly arrived, and sums in the epilogue.
 #pragma once
 
 #include "kernels/device/copy_rows.cuh"
@@ -26,38 +26,68 @@ __device__ __forceinline__ int owner_at(const CudaParams& params, int position) 
 
 __device__ __forceinline__ RankTileOrder order_of(const CudaParams& params) { return {params.tile_rows, 0}; }
 
-// One-shot: max_rows is m, and every rank owns what begins at 0.
+// A CTA's tiles.
+__device__ __forceinline__ OwnerTileCursor tile_cursor(const CudaParams& params) {
+  return {params.owner_tiles, params.tiles.num_k_steps, static_cast<int>(blockIdx.x), params.tiles.num_workers};
+}
+
+// One-shot, and where owners share out columns: max_rows is m, and every rank owns what begins at 0.
 __device__ __forceinline__ int first_row_of(const CudaParams& params, int owner) {
-  return params.reduction == Reduction::one_shot ? 0 : min(params.m, owner * params.max_rows);
+  return params.splits_rows ? min(params.m, owner * params.max_rows) : 0;
 }
 
 __device__ __forceinline__ int rows_of(const CudaParams& params, int owner) {
   return min(params.max_rows, params.m - first_row_of(params, owner));
 }
 
+// Columns of tiles before an owner's first.
+__device__ __forceinline__ int first_n_tile_of(const CudaParams& params, int owner) {
+  return params.splits_columns ? owner * params.owner_tiles.num_n_tiles : 0;
+}
+
+template <class Config>
+__device__ __forceinline__ bool next_tile(const CudaParams& params, OwnerTileCursor& tiles, TileWork* work) {
+  return tiles.next(work, [&](const OwnerTile& tile) {
+    const int owner = owner_at(params, tile.position);
+    return tile.row * Config::BLOCK_M < rows_of(params, owner) &&
+           first_n_tile_of(params, owner) + tile.column < params.tiles.num_n_tiles;
+  });
+}
+
+// Where a tile is: whose, the how-manieth of that owner's (by which flags and slots are counted), and its place
+// in the whole product. `row`: the owner's.
+struct TilePlace {
+  int owner;
+  int tile;
+  int n_tile;
+  int row;
+};
+
+template <class Params>
+__device__ __forceinline__ TilePlace place_of(const Params& params, const TileWork& work, int block_m) {
+  const RankTile tile = order_of(params).place(work);
+  const int owner = owner_at(params, tile.position);
+  return {owner, tile.index * params.owner_tiles.num_n_tiles + work.n_tile,
+          first_n_tile_of(params, owner) + work.n_tile, tile.index * block_m};
+}
+
 template <class Config, class Params>
 __device__ __forceinline__ void produce(MainloopStorage<Config>& smem, const Params& params) {
   ptx::prefetch_tensormap(&params.load.map_a);
   ptx::prefetch_tensormap(&params.load.map_b);
-  RankTileCursor tiles(params.tiles, blockIdx.x, order_of(params));
+  auto tiles = tile_cursor(params);
   StageCursor<Config::NUM_STAGES> stages;
   TileWork work;
-  while (tiles.next(&work, Config::BLOCK_M,
-                    [&](int position) { return rows_of(params, owner_at(params, position)); })) {
-    const RankTile tile = order_of(params).place(work);
-    const int row = first_row_of(params, owner_at(params, tile.position)) + tile.index * Config::BLOCK_M;
+  while (next_tile<Config>(params, tiles, &work)) {
+    const TilePlace place = place_of(params, work, Config::BLOCK_M);
     const Tracer tracer(params.comm.trace, TRACE_LOAD);
     tracer.begin(TraceKind::load, trace_tile(work));
-    load_tile<Config>(smem, stages, params.load, &params.load.map_a, row, work, ClusterPosition{0, 1},
-                      AIsReady());
+    TileWork load = work;
+    load.n_tile = place.n_tile;
+    load_tile<Config>(smem, stages, params.load, &params.load.map_a,
+                      first_row_of(params, place.owner) + place.row, load, ClusterPosition{0, 1}, AIsReady());
     tracer.end();
   }
-}
-
-// A tile's number among its owner's, by which flags and slots are counted.
-__device__ __forceinline__ int tile_index(const CudaParams& params, const TileWork& work,
-                                          const RankTile& tile) {
-  return tile.index * params.tiles.num_n_tiles + work.n_tile;
 }
 
 __device__ __forceinline__ int element_bytes_of(GemmType type) { return type == GemmType::fp32 ? 4 : 2; }
@@ -88,91 +118,193 @@ __device__ __forceinline__ void pass_to_push_warps(RankGemmStorage<Config>& smem
   if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&smem.staged_full[ordinal % NUM_STAGED_TILES]);
 }
 
-__device__ __forceinline__ void wait_partials(const RankLaunch& launch, const CudaParams& params, int flag,
-                                              int flags_per_source, int tile) {
+// What goes straight from registers has a flag for each 16 rows, since a warp does not wait for another; what
+// push warps send has one a tile.
+template <class Config>
+__device__ __forceinline__ int partial_flag(const CudaParams& params, int source, int tile, int slab) {
+  const int number = source * params.tiles_per_owner + tile;
+  return params.first_flag + (params.is_direct ? number * (Config::BLOCK_M / 16) + slab : number);
+}
+
+template <class Config>
+__device__ __forceinline__ void wait_partials(const RankLaunch& launch, const CudaParams& params, int tile,
+                                              int slab, bool waits_for_own) {
   for (int source = threadIdx.x % 32; source < params.comm.nranks; source += 32) {
-    if (source == params.comm.rank) continue;
-    launch.wait_flag(params.first_flag + source * flags_per_source + flag, DeviceRole::reduce,
+    if (source == params.comm.rank && !waits_for_own) continue;
+    launch.wait_flag(partial_flag<Config>(params, source, tile, slab), DeviceRole::reduce,
                      DeviceObject::partial, source, tile);
   }
   __syncwarp();
 }
 
-// One-shot: to everyone straight from the registers, a flag a slab, since a launch is too short for detours.
 template <class Config>
-__device__ __forceinline__ void exchange_slab(const RankLaunch& launch, const CudaParams& params, int tile,
-                                              int slab, const float (&accumulators)[Config::BLOCK_N / 2]) {
-  constexpr int SLABS = Config::BLOCK_M / 16;
+__device__ __forceinline__ int64_t slab_offset(const CudaParams& params, int slab) {
+  return int64_t{slab} * slab_bytes<Config::BLOCK_N>(element_bytes_of(params.comm_type));
+}
+
+// Where the sources' partials of 16 rows of an own tile lie.
+template <class Config>
+__device__ __forceinline__ PartialSlabs slabs_of(const RankLaunch& launch, const CudaParams& params, int tile,
+                                                 int slab) {
+  return {
+      launch.area(params.comm.rank, slot_offset<Config>(params, 0, tile) + slab_offset<Config>(params, slab)),
+      params.slot_bytes, params.comm.nranks};
+}
+
+// A two-shot's sums go into the gathered result in the receive area, and from there to C, and to the peers.
+__device__ __forceinline__ EpilogueParams gathered_output(const RankLaunch& launch, const CudaParams& params) {
+  EpilogueParams output = params.output;
+  output.c = launch.area(params.comm.rank, params.gather_begin);
+  output.ldc = params.gather_pitch / element_bytes_of(output.out_type);
+  output.accumulate = false;
+  output.rows_aligned = true;
+  return output;
+}
+
+// 16 rows of a finished product, straight from the registers: to its owner, which may be this rank, or to
+// everyone.
+template <class Config>
+__device__ __forceinline__ void exchange_slab(const RankLaunch& launch, const CudaParams& params,
+                                              const TilePlace& place, int slab,
+                                              const float (&accumulators)[Config::BLOCK_N / 2]) {
   const int rank = params.comm.rank;
   const int nranks = params.comm.nranks;
-  const int64_t offset = slot_offset<Config>(params, rank, tile) +
-                         int64_t{slab} * slab_bytes<Config::BLOCK_N>(element_bytes_of(params.comm_type));
+  const bool one_shot = params.reduction == Reduction::one_shot;
+  const int64_t offset = slot_offset<Config>(params, rank, place.tile) + slab_offset<Config>(params, slab);
+  // This rank itself comes last.
 #pragma unroll 1
-  for (int step = 1; step <= nranks; ++step) {
-    const int peer = rank + step < nranks ? rank + step : rank + step - nranks;
+  for (int step = one_shot ? 1 : nranks; step <= nranks; ++step) {
+    const int peer = place.owner + step < nranks ? place.owner + step : place.owner + step - nranks;
     store_slab(accumulators, params.comm_type, launch.area(peer, offset));
   }
   __syncwarp();
-  const int flag = tile * SLABS + slab;
-  const int flags_per_source = params.tiles.num_tiles() * SLABS;
-  for (int peer = threadIdx.x % 32; peer < nranks; peer += 32) {
-    if (peer != rank) launch.raise_flag(peer, params.first_flag + rank * flags_per_source + flag);
+  const int flag = partial_flag<Config>(params, rank, place.tile, slab);
+  if (!one_shot) {
+    if (threadIdx.x % 32 == 0) launch.raise_flag(place.owner, flag);
+    return;
   }
-  wait_partials(launch, params, flag, flags_per_source, tile);
+  for (int peer = threadIdx.x % 32; peer < nranks; peer += 32) {
+    if (peer != rank) launch.raise_flag(peer, flag);
+  }
 }
 
-// 64 rows of a finished product: another owner's go there, this rank's own are summed.
+// 64 rows of a finished product: another owner's go there, this rank's own are summed; but what is exchanged
+// straight from the registers is summed when all tiles are computed (finish_units), unless every rank sums all.
 template <class Config>
 __device__ __forceinline__ void finish_block(const RankLaunch& launch, const CudaParams& params,
                                              RankGemmStorage<Config>& smem, const TileWork& work, int block,
                                              const float (&accumulators)[Config::BLOCK_N / 2]) {
   const int rank = params.comm.rank;
-  const RankTile place = order_of(params).place(work);
-  const int owner = owner_at(params, place.position);
-  const int tile = tile_index(params, work, place);
+  const TilePlace place = place_of(params, work, Config::BLOCK_M);
   const int slab = block * 4 + threadIdx.x / 32 % 4;
-  const int row = place.index * Config::BLOCK_M + slab * 16;
-  const int row_end = rows_of(params, owner);
-  const int column = work.n_tile * Config::BLOCK_N;
+  const int row = place.row + slab * 16;
+  const int row_end = rows_of(params, place.owner);
   const bool has_rows = row < row_end;
-  const int64_t slab_offset = int64_t{slab} * slab_bytes<Config::BLOCK_N>(element_bytes_of(params.comm_type));
-  if (owner != rank) {
-    wait_staging(smem, work.ordinal);
-    if (has_rows) {
-      store_slab(accumulators, params.comm_type,
-                 staged_tile<Config>(params, work.ordinal % NUM_STAGED_TILES) + slab_offset);
-    }
-    pass_to_push_warps(smem, work.ordinal);
-    return;
+  const bool is_own = place.owner == rank;
+  // Tiles are counted through the ring, though nothing of a reduce-scatter's own tile is staged.
+  if (!params.is_direct) wait_staging(smem, work.ordinal);
+  if (has_rows && params.is_direct) {
+    exchange_slab<Config>(launch, params, place, slab, accumulators);
+  } else if (has_rows) {
+    std::byte* const to = is_own ? launch.area(rank, slot_offset<Config>(params, rank, place.tile))
+                                 : staged_tile<Config>(params, work.ordinal % NUM_STAGED_TILES);
+    store_slab(accumulators, params.comm_type, to + slab_offset<Config>(params, slab));
   }
-  EpilogueParams output = params.output;
-  int64_t first_row = 0;
-  if (params.reduction == Reduction::two_shot) {
-    // Into the gathered result in the receive area, whence it goes to the peers, and to C.
-    output.c = launch.area(rank, params.gather_begin);
-    output.ldc = params.gather_pitch / element_bytes_of(output.out_type);
-    output.accumulate = false;
-    output.rows_aligned = true;
-    first_row = first_row_of(params, rank);
-    wait_staging(smem, work.ordinal);
-  }
-  if (has_rows) {
-    if (params.reduction == Reduction::one_shot) {
-      exchange_slab<Config>(launch, params, tile, slab, accumulators);
-    } else {
-      store_slab(accumulators, params.comm_type,
-                 launch.area(rank, slot_offset<Config>(params, rank, tile) + slab_offset));
-      wait_partials(launch, params, tile, params.tiles_per_owner, tile);
-    }
+  if (has_rows && is_own && (!params.is_direct || params.reduction == Reduction::one_shot)) {
+    wait_partials<Config>(launch, params, place.tile, slab, false);
     const Tracer tracer(params.comm.trace, TRACE_COMPUTE + threadIdx.x / 128);
     const uint64_t start = tracer.now();
-    finish_slab<Config::BLOCK_N>({launch.area(rank, slot_offset<Config>(params, 0, tile) + slab_offset),
-                                  params.slot_bytes, params.comm.nranks},
-                                 params.comm_type, output, params.reduction == Reduction::one_shot,
-                                 smem.epilogue[threadIdx.x / 32], first_row + row, first_row + row_end, column);
+    const bool two_shot = params.reduction == Reduction::two_shot;
+    const int first_row = two_shot ? first_row_of(params, rank) : 0;
+    finish_slab<Config::BLOCK_N>(slabs_of<Config>(launch, params, place.tile, slab), params.comm_type,
+                                 two_shot ? gathered_output(launch, params) : params.output,
+                                 params.reduction == Reduction::one_shot, smem.epilogue[threadIdx.x / 32],
+                                 first_row + row, first_row + row_end, place.n_tile * Config::BLOCK_N);
     tracer.record(TraceKind::reduce, start, trace_tile(work));
   }
-  if (params.reduction == Reduction::two_shot) pass_to_push_warps(smem, work.ordinal);
+  if (!params.is_direct) pass_to_push_warps(smem, work.ordinal);
+}
+
+// What a warp sums, or brings to C, at a time: 16 rows of an owner's tile, of all columns or, where the tiles
+// are exchanged straight from registers, of a few.
+struct SlabUnit {
+  int tile;  // among its owner's
+  int n_tile;
+  int row;   // the owner's
+  int rows;  // 0: there are none
+  int slab;
+  int begin;    // columns of the tile
+  int columns;  // as far as there are
+};
+
+template <class Config>
+__device__ __forceinline__ int units_of_tile(const CudaParams& params) {
+  return Config::BLOCK_M / 16 * (params.is_direct ? Config::BLOCK_N / SUM_COLUMNS<Config::BLOCK_N> : 1);
+}
+
+template <class Config>
+__device__ __forceinline__ SlabUnit slab_unit(const CudaParams& params, int owner, int number) {
+  const int unit_columns = params.is_direct ? SUM_COLUMNS<Config::BLOCK_N> : Config::BLOCK_N;
+  const OwnerTile place = params.owner_tiles.of_owner(number / units_of_tile<Config>(params));
+  const int in_tile = number % units_of_tile<Config>(params);
+  SlabUnit unit;
+  unit.tile = place.row * params.owner_tiles.num_n_tiles + place.column;
+  unit.n_tile = first_n_tile_of(params, owner) + place.column;
+  unit.slab = in_tile % (Config::BLOCK_M / 16);
+  unit.row = place.row * Config::BLOCK_M + unit.slab * 16;
+  unit.begin = in_tile / (Config::BLOCK_M / 16) * unit_columns;
+  unit.columns = min(params.output.n - unit.n_tile * Config::BLOCK_N - unit.begin, unit_columns);
+  unit.rows = unit.columns > 0 ? max(0, min(16, rows_of(params, owner) - unit.row)) : 0;
+  return unit;
+}
+
+// Of finished rows: a tile, or, direct, each unit of it has a flag.
+template <class Config>
+__device__ __forceinline__ int gather_flag(const CudaParams& params, int owner, const SlabUnit& unit) {
+  const int number = owner * params.tiles_per_owner + unit.tile;
+  if (!params.is_direct) return params.first_gather_flag + number;
+  return params.first_gather_flag + number * units_of_tile<Config>(params) +
+         unit.begin / SUM_COLUMNS<Config::BLOCK_N> * (Config::BLOCK_M / 16) + unit.slab;
+}
+
+// Direct: the sums of this rank's own tiles, by the consumer warps of all CTAs; a two-shot's go to all ranks at
+// once.
+template <class Config>
+__device__ __forceinline__ void finish_units(const RankLaunch& launch, const CudaParams& params,
+                                             RankGemmStorage<Config>& smem) {
+  const int rank = params.comm.rank;
+  const int nranks = params.comm.nranks;
+  const bool two_shot = params.reduction == Reduction::two_shot;
+  const bool writes_outputs = two_shot && launch.writes_outputs();
+  const int num_units = params.tiles_per_owner * units_of_tile<Config>(params);
+  const int num_ctas = params.tiles.num_workers;
+  for (int number = threadIdx.x / 32 * num_ctas + blockIdx.x; number < num_units;
+       number += Config::NUM_CONSUMER_WARPS * num_ctas) {
+    const SlabUnit unit = slab_unit<Config>(params, rank, number);
+    if (unit.rows == 0) continue;
+    wait_partials<Config>(launch, params, unit.tile, unit.slab, true);
+    const Tracer tracer(params.comm.trace, TRACE_COMPUTE + threadIdx.x / 128);
+    const uint64_t start = tracer.now();
+    EpilogueParams output = params.output;
+    if (two_shot && !writes_outputs) output = gathered_output(launch, params);
+    const int row = (two_shot ? first_row_of(params, rank) : 0) + unit.row;
+    finish_columns<Config::BLOCK_N>(
+        slabs_of<Config>(launch, params, unit.tile, unit.slab), params.comm_type, output, false,
+        two_shot ? nranks : 1,
+        [&](int step) -> void* {
+          if (!two_shot) return params.output.c;
+          const int peer = rank >= step ? rank - step : rank - step + nranks;
+          return writes_outputs ? params.comm.outputs[peer] : launch.area(peer, params.gather_begin);
+        },
+        smem.epilogue[threadIdx.x / 32], row, row + unit.rows, unit.n_tile * Config::BLOCK_N, unit.begin);
+    if (two_shot) {
+      __syncwarp();
+      for (int peer = threadIdx.x % 32; peer < nranks; peer += 32) {
+        launch.raise_flag(peer, gather_flag<Config>(params, rank, unit));
+      }
+    }
+    tracer.record(TraceKind::reduce, start, unit.tile);
+  }
 }
 
 // Where links are idle for most of the time, a piece begins when the one before has arrived: a link that is
@@ -277,26 +409,27 @@ __device__ __forceinline__ void push_tiles(const RankLaunch& launch, const CudaP
   const int rank = params.comm.rank;
   const int lane = threadIdx.x % 32;
   BulkPush push(smem.push, warp);
-  RankTileCursor tiles(params.tiles, blockIdx.x, order_of(params));
+  auto tiles = tile_cursor(params);
   TileWork work;
-  while (tiles.next(&work, Config::BLOCK_M,
-                    [&](int position) { return rows_of(params, owner_at(params, position)); })) {
-    const RankTile place = order_of(params).place(work);
-    const int owner = owner_at(params, place.position);
-    if (owner == rank && params.reduction != Reduction::two_shot) return;  // own tiles are the last
-    const int tile = tile_index(params, work, place);
-    const int num_rows = min(Config::BLOCK_M, rows_of(params, owner) - place.index * Config::BLOCK_M);
+  while (next_tile<Config>(params, tiles, &work)) {
+    const TilePlace place = place_of(params, work, Config::BLOCK_M);
+    const int owner = place.owner;
+    const int tile = place.tile;
+    const int num_rows = min(Config::BLOCK_M, rows_of(params, owner) - place.row);
     const int slot = work.ordinal % NUM_STAGED_TILES;
     mbarrier_wait(&smem.staged_full[slot], work.ordinal / NUM_STAGED_TILES % 2);
+    if (owner == rank && params.reduction != Reduction::two_shot) {
+      if (lane == 0) ptx::mbarrier_arrive(&smem.staged_empty[slot]);
+      continue;
+    }
     const Tracer tracer(params.comm.trace, TRACE_COPY + warp);
     tracer.begin(TraceKind::copy, trace_tile(work), owner);
     if (owner != rank) {
       push_partial<Config>(params, push, warp, work,
                            launch.area(owner, slot_offset<Config>(params, rank, tile)), num_rows);
     } else {
-      push_finished<Config>(launch, params, push, warp,
-                            first_row_of(params, rank) + place.index * Config::BLOCK_M, num_rows,
-                            work.n_tile * Config::BLOCK_N);
+      push_finished<Config>(launch, params, push, warp, first_row_of(params, rank) + place.row, num_rows,
+                            place.n_tile * Config::BLOCK_N);
     }
     if (lane == 0) ptx::mbarrier_arrive(&smem.staged_empty[slot]);
     push.template complete<0>();
@@ -304,7 +437,7 @@ __device__ __forceinline__ void push_tiles(const RankLaunch& launch, const CudaP
     ptx::barrier_sync(PUSH_BARRIER, NUM_PUSH_WARPS * 32);
     if (warp != 0) continue;
     if (owner != rank) {
-      if (lane == 0) launch.raise_flag(owner, params.first_flag + rank * params.tiles_per_owner + tile);
+      if (lane == 0) launch.raise_flag(owner, partial_flag<Config>(params, rank, tile, 0));
     } else {
       for (int peer = lane; peer < params.comm.nranks; peer += 32) {
         launch.raise_flag(peer, params.first_gather_flag + rank * params.tiles_per_owner + tile);
@@ -351,42 +484,35 @@ __device__ __forceinline__ void bring_rows(const EpilogueParams& output, std::by
 // warps come late.
 template <class Config>
 __device__ __forceinline__ void gather_finished(const RankLaunch& launch, const CudaParams& params) {
-  constexpr int SLABS = Config::BLOCK_M / 16;
-  const int num_n_tiles = params.tiles.num_n_tiles;
-  const int tiles_per_group = params.tiles.group_m * num_n_tiles;
-  const int num_pieces = params.tiles_per_owner * params.comm.nranks * SLABS;
+  const int nranks = params.comm.nranks;
+  const int num_units = params.tiles_per_owner * nranks * units_of_tile<Config>(params);
   const int element_bytes = element_bytes_of(params.output.out_type);
   launch.wait_for_outputs();
   while (true) {
-    int piece = 0;
-    if (threadIdx.x % 32 == 0) piece = atomicAdd(&params.comm.state->gather_ticket, 1u);
-    piece = __shfl_sync(~0u, piece, 0);
-    if (piece >= num_pieces) return;
-    const int slab = piece % SLABS;
-    const int owner = owner_at(params, piece / SLABS % params.comm.nranks);
-    const int idx = piece / SLABS / params.comm.nranks;
-    const int group = idx / tiles_per_group;
-    const int idx_in_group = idx - group * tiles_per_group;
-    const int group_rows = min(params.tiles.group_m, params.tile_rows - group * params.tiles.group_m);
-    const int n_tile = idx_in_group / group_rows;
-    const int m_tile = group * params.tiles.group_m + idx_in_group - n_tile * group_rows;
-    const int row = m_tile * Config::BLOCK_M + slab * 16;
-    const int rows = min(16, rows_of(params, owner) - row);
-    if (rows <= 0) continue;
-    const int tile = m_tile * num_n_tiles + n_tile;
-    launch.wait_flag(params.first_gather_flag + owner * params.tiles_per_owner + tile, DeviceRole::gather,
-                     DeviceObject::reduced_tile, owner, tile);
+    int number = 0;
+    if (threadIdx.x % 32 == 0) number = atomicAdd(&params.comm.state->gather_ticket, 1u);
+    number = __shfl_sync(~0u, number, 0);
+    if (number >= num_units) return;
+    // All units of one owner's tile, then the next owner's.
+    const int in_tile = number % units_of_tile<Config>(params);
+    const int tiles = number / units_of_tile<Config>(params);
+    const int owner = owner_at(params, tiles % nranks);
+    const SlabUnit unit =
+        slab_unit<Config>(params, owner, tiles / nranks * units_of_tile<Config>(params) + in_tile);
+    if (unit.rows == 0) continue;
+    launch.wait_flag(gather_flag<Config>(params, owner, unit), DeviceRole::gather, DeviceObject::reduced_tile,
+                     owner, unit.tile);
     __syncwarp();
     if (launch.has_open_outputs()) continue;  // asked anew: a register for it would cost the consumers theirs
-    const int64_t first = first_row_of(params, owner) + row;
-    const int column = n_tile * Config::BLOCK_N;
+    const int64_t first = first_row_of(params, owner) + unit.row;
+    const int column = unit.n_tile * Config::BLOCK_N + unit.begin;
     const Tracer tracer(params.comm.trace, trace_track());
-    tracer.begin(TraceKind::copy, tile, owner);
+    tracer.begin(TraceKind::copy, unit.tile, owner);
     bring_rows(params.output,
                static_cast<std::byte*>(params.output.c) + (first * params.output.ldc + column) * element_bytes,
                launch.area(params.comm.rank,
                            params.gather_begin + first * params.gather_pitch + int64_t{column} * element_bytes),
-               params.gather_pitch, rows, min(params.output.n - column, Config::BLOCK_N));
+               params.gather_pitch, unit.rows, unit.columns);
     tracer.end();
   }
 }
@@ -405,21 +531,20 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
       params.tiles.num_workers, [&] { produce<Config>(smem.mainloop, params); },
       [&](const CopyWarp& warp) {
         if (warp.greets()) launch.greet();
-        if (warp.pushes() && params.reduction != Reduction::one_shot)
-          push_tiles<Config>(launch, params, smem, warp.warp);
+        if (warp.pushes() && !params.is_direct) push_tiles<Config>(launch, params, smem, warp.warp);
         if (params.reduction == Reduction::two_shot) gather_finished<Config>(launch, params);
       },
       [&](int warpgroup) {
-        RankTileCursor tiles(params.tiles, blockIdx.x, order_of(params));
+        auto tiles = tile_cursor(params);
         consumer_role<Config>(
             smem.mainloop, cluster, warpgroup, params.comm.trace,
-            [&](TileWork* work) {
-              return tiles.next(work, Config::BLOCK_M,
-                                [&](int position) { return rows_of(params, owner_at(params, position)); });
-            },
+            [&](TileWork* work) { return next_tile<Config>(params, tiles, work); },
             [&](const TileWork& work, int block, float(&accumulators)[Config::BLOCK_N / 2]) {
               finish_block<Config>(launch, params, smem, work, block, accumulators);
             });
+        if (params.is_direct && params.reduction != Reduction::one_shot)
+          finish_units<Config>(launch, params, smem);
+        if (params.reduction == Reduction::two_shot) gather_finished<Config>(launch, params);
       });
   launch.end_cta();
 }

@@ -19,18 +19,22 @@ class ReductionLaunchOf : public RankGemmLaunch {
                     const RankGemmPlan& plan, const RankComm& comm)
       : kernel_(find_kernel(table, RANK_GEMM_TILES, plan.gemm, call.b_layout == MK_LAYOUT_NK)),
         num_ctas_(plan.plan.compute_ctas + num_more_ctas),
-        max_rows_(plan.reduction == Reduction::one_shot ? call.m : ceil_div(call.m, comm.nranks)) {
+        max_rows_(plan.splits_rows ? ceil_div(call.m, comm.nranks) : call.m) {
     params_.comm = comm;
     params_.tiles = tiles_of(call, plan);
     params_.output = epilogue_of(call);
+    params_.owner_tiles = plan.owner_tiles;
     params_.comm_type = gemm_type(call.comm_dtype);
     params_.reduction = plan.reduction;
     params_.tile_rows = std::max(1, plan.tile_rows);
     params_.m = static_cast<int>(call.m);
     params_.max_rows = static_cast<int>(std::max<int64_t>(1, max_rows_));
+    params_.splits_rows = plan.splits_rows;
+    params_.splits_columns = plan.splits_columns;
+    params_.is_direct = plan.is_direct;
     params_.tiles_per_owner = static_cast<int>(plan.tiles_per_owner);
     params_.slot_bytes = plan.slot_bytes;
-    params_.first_gather_flag = static_cast<int>(comm.nranks * plan.tiles_per_owner);
+    params_.first_gather_flag = static_cast<int>(plan.num_partial_flags);
     params_.gather_begin = plan.gather_begin;
     params_.gather_pitch = plan.gather_pitch;
     params_.is_paced = plan.is_paced;

@@ -28,6 +28,24 @@ __device__ __forceinline__ FarFirstTileOrder order_of(const NetworkParams& param
   return {params.tile_rows, params.comm.nranks - params.comm.order.num_local};
 }
 
+// A CTA's tiles.
+__device__ __forceinline__ RankTileCursor<FarFirstTileOrder> tile_cursor(const NetworkParams& params) {
+  return {params.tiles, static_cast<int>(blockIdx.x), order_of(params)};
+}
+
+template <class Config>
+__device__ __forceinline__ bool next_tile(const NetworkParams& params, RankTileCursor<FarFirstTileOrder>& tiles,
+                                          TileWork* work) {
+  return tiles.next(work, Config::BLOCK_M,
+                    [&](int position) { return rows_of(params, owner_at(params, position)); });
+}
+
+// A tile's number among its owner's, by which flags are counted.
+__device__ __forceinline__ int tile_index(const NetworkParams& params, const TileWork& work,
+                                          const RankTile& tile) {
+  return tile.index * params.tiles.num_n_tiles + work.n_tile;
+}
+
 __device__ __forceinline__ bool is_alone(const NetworkParams& params) {
   return params.comm.order.num_local == 1;
 }
@@ -286,10 +304,9 @@ __device__ __forceinline__ void push_to_node(const RankLaunch& launch, const Net
   const int rank = params.comm.rank;
   const int lane = threadIdx.x % 32;
   BulkPush push(smem.push, warp);
-  RankTileCursor tiles(params.tiles, blockIdx.x, order_of(params));
+  auto tiles = tile_cursor(params);
   TileWork work;
-  while (tiles.next(&work, Config::BLOCK_M,
-                    [&](int position) { return rows_of(params, owner_at(params, position)); })) {
+  while (next_tile<Config>(params, tiles, &work)) {
     const RankTile place = order_of(params).place(work);
     const int owner = owner_at(params, place.position);
     if (owner == rank && !reduces_all(params)) return;  // own tiles are the last
@@ -780,13 +797,10 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
         if (reduces_all(params)) bring_finished<Config>(launch, params);
       },
       [&](int warpgroup) {
-        RankTileCursor tiles(params.tiles, blockIdx.x, order_of(params));
+        auto tiles = tile_cursor(params);
         consumer_role<Config>(
             smem.mainloop, cluster, warpgroup, params.comm.trace,
-            [&](TileWork* work) {
-              return tiles.next(work, Config::BLOCK_M,
-                                [&](int position) { return rows_of(params, owner_at(params, position)); });
-            },
+            [&](TileWork* work) { return next_tile<Config>(params, tiles, work); },
             [&](const TileWork& work, int block, float(&accumulators)[Config::BLOCK_N / 2]) {
               finish_network_block<Config>(launch, params, smem, work, block, accumulators);
             });

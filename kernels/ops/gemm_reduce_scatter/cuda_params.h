@@ -7,6 +7,7 @@
 #include "kernels/device/rank_comm.h"
 #include "kernels/device/rank_tiles.h"
 #include "kernels/ops/gemm_reduce_scatter/network_schedule.h"
+#include "kernels/ops/gemm_reduce_scatter/owner_tiles.h"
 #include "kernels/ops/gemm_reduce_scatter/reduction.h"
 
 namespace mk::gemm_reduce_scatter {
@@ -14,17 +15,21 @@ namespace mk::gemm_reduce_scatter {
 struct CudaParams {
   RankComm comm;
   LoadParams load;
-  TileSchedule tiles;     // rows of tiles: those of one owner after another, tile_rows each
-  EpilogueParams output;  // C, bias
+  TileSchedule tiles;      // rows of tiles: those of one owner after another, tile_rows each
+  OwnerTiles owner_tiles;  // their order
+  EpilogueParams output;   // C, bias
   GemmType comm_type;
   Reduction reduction;
   int tile_rows;          // of an owner, at most
   int m;                  // rows over all ranks
   int max_rows;           // of an owner: what all but the last ones have
+  bool splits_rows;       // each owner has rows of its own
+  bool splits_columns;    // or columns of its own; one-shot: neither
+  bool is_direct;         // what is exchanged goes straight from registers
   int tiles_per_owner;    // tile_rows times tiles across
   int64_t slot_bytes;     // a source's partial tiles
-  int first_flag;         // of partials: [source][tile], or one-shot [source][tile][16 rows]
-  int first_gather_flag;  // of finished tiles: [owner][tile]
+  int first_flag;         // of partials: [source][tile], direct: [source][tile][16 rows]
+  int first_gather_flag;  // of finished tiles: [owner][tile], direct: [owner][tile][unit]
   int64_t gather_begin;   // finished rows in the receive area
   int64_t gather_pitch;
   bool is_paced;  // pushes leave the links free most of the time

@@ -65,6 +65,14 @@ void sum_slab(const PartialSlabs& slabs, GemmType, std::byte* to) {
 }
 
 template <int BLOCK_N>
+constexpr int SUM_COLUMNS = BLOCK_N;
+
+// Named by the kernel of one node, which is not emulated.
+template <int BLOCK_N, class COf>
+void finish_columns(const PartialSlabs&, GemmType, const EpilogueParams&, bool, int, const COf&, EpilogueBuffers<1>&,
+                    int, int, int, int);
+
+template <int BLOCK_N>
 void finish_slab(const PartialSlabs& slabs, GemmType, const EpilogueParams& output, bool, EpilogueBuffers<1>&,
                  int row, int row_end, int column) {
   for (int index = static_cast<int>(threadIdx.x % 32); index < 16 * BLOCK_N; index += 32) {
