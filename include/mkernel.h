@@ -431,8 +431,8 @@ MK_API mk_status_t mk_mem_deregister(mk_comm_t comm, mk_memory_t memory);
  *
  * On CUDA with ranks on several nodes there are mk_allgather_gemm in mode FORWARD, mk_gemm_reduce_scatter and
  *   mk_gemm_allreduce (not MK_ALGORITHM_ONE_SHOT), from 3 CTAs a rank on; the functions of every other operator, and of
- *   mode WGRAD, answer MK_ERROR_UNSUPPORTED there. So do calls of several ranks on CUDA whose m, n or k is above 1 073 709 055, or which would need more flags or signals of
- *   transfer than a launch has: use several calls.
+ *   mode WGRAD, answer MK_ERROR_UNSUPPORTED there. So do calls of several ranks on CUDA whose m, n or k is above
+ *   1 073 709 055, or which would need more flags or signals of transfer than a launch has: use several calls.
  *
  * Empty products: m or n may be 0; k 0 gives zero (plus bias, plus C when accumulating). */
 
@@ -738,7 +738,8 @@ MK_API mk_status_t mk_moe_gemm_combine(mk_comm_t comm, const mk_moe_gemm_combine
  * fp32. A chunk travels only to ranks of which a query may see one of its keys.
  *
  * On CUDA: one node, dim at most 128, no packed sequences, seq below 2^30, and batch * kv_heads * (W-1), twice that when
- *   zigzag, at most 262 144, of the backward 131 072. Beyond that MK_ERROR_UNSUPPORTED. A call of the backward is two kernels.
+ *   zigzag, at most 262 144, of the backward 131 072. Beyond that MK_ERROR_UNSUPPORTED. A call of the backward is two
+ *   kernels.
  * Slices. Not zigzag: rank r holds the r-th slice of the sequence (Rows, above), packed sequences included, which
  *   may lie inside a rank or span several. Zigzag: of each sequence, cut into 2W slices by the same rule, rank r holds
  *   slices r and 2W-1-r, in this order, sequence after sequence. s_r positions in all, perhaps none.
