@@ -69,8 +69,8 @@ constexpr int SUM_COLUMNS = BLOCK_N;
 
 // Named by the kernel of one node, which is not emulated.
 template <int BLOCK_N, class COf>
-void finish_columns(const PartialSlabs&, GemmType, const EpilogueParams&, bool, int, const COf&, EpilogueBuffers<1>&,
-                    int, int, int, int);
+void finish_columns(const PartialSlabs&, GemmType, const EpilogueParams&, bool, int, const COf&,
+                    EpilogueBuffers<1>&, int, int, int, int);
 
 template <int BLOCK_N>
 void finish_slab(const PartialSlabs& slabs, GemmType, const EpilogueParams& output, bool, EpilogueBuffers<1>&,
