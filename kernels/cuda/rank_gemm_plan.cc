@@ -252,6 +252,10 @@ gemm_reduce_scatter::OwnerTiles owner_tiles_of(const GemmCall& call, int num_cta
           group};
 }
 
+int64_t num_tiles_by_columns(const GemmCall& call, int nranks, const GemmPlan& gemm) {
+  return ceil_div(call.m, gemm.block_m) * nranks * ceil_div(call.n, int64_t{nranks} * gemm.block_n);
+}
+
 // Who owns what, and the tile, which all ranks must choose alike, for partial sums travel in it; but k is
 // each rank's own.
 void choose_owners(const GemmCall& call, int nranks, int num_sms, RankGemmPlan& to) {
@@ -265,7 +269,9 @@ void choose_owners(const GemmCall& call, int nranks, int num_sms, RankGemmPlan& 
   if (to.reduction == Reduction::two_shot && !to.is_between_nodes && call.m <= MAX_ROWS_BY_COLUMNS) {
     // Few rows an owner fill low tiles, of which there are more than SMs.
     const GemmPlan by_columns = choose_tile(call, call.m, nranks, TYPICAL_K, num_sms, false, true);
-    if (to.gemm.block_m > 0 && by_columns.predicted_us < to.gemm.predicted_us) {
+    if (by_columns.block_m > 0 &&
+        num_tiles_by_columns(call, nranks, by_columns) <= MAX_DIRECT_TILES * num_sms &&
+        by_columns.predicted_us < to.gemm.predicted_us) {
       to.gemm = by_columns;
       to.splits_rows = false;
       to.splits_columns = true;

@@ -194,6 +194,50 @@ TEST_CASE("an all-reduce goes one-shot while its matrix is small") {
   CHECK(algorithm(4096, MK_ALGORITHM_ONE_SHOT) == MK_ALGORITHM_ONE_SHOT);
 }
 
+TEST_CASE("with one tile a CTA at most, partial sums go straight from the registers") {
+  CHECK(plan_of(make_call(MK_OPERATOR_GEMM_REDUCE_SCATTER, 2048, 2048, 512), 0, 4).is_direct);
+  CHECK(!plan_of(make_call(MK_OPERATOR_GEMM_REDUCE_SCATTER, 1024, 8192, 2048), 0, 4).is_direct);
+  CHECK(!plan_of(make_call(MK_OPERATOR_GEMM_ALLREDUCE, 8192, 8192, 2048), 0, 4).is_direct);
+}
+
+TEST_CASE("owners of few rows share out columns, where there is then one tile a CTA at most") {
+  const RankGemmPlan few = plan_of(make_call(MK_OPERATOR_GEMM_ALLREDUCE, 256, 8192, 7168), 0, 4);
+  CHECK((few.splits_columns && !few.splits_rows && few.gemm.block_m == 128));
+  CHECK(!plan_of(make_call(MK_OPERATOR_GEMM_ALLREDUCE, 640, 8192, 2048), 0, 4).splits_columns);
+  std::mt19937 random(2);
+  const auto below = [&](int64_t limit) { return std::uniform_int_distribution<int64_t>(1, limit)(random); };
+  int num_by_columns = 0;
+  for (int turn = 0; turn < 2000; ++turn) {
+    const int nranks = 2 + static_cast<int>(below(6));
+    const GemmCall call = make_call(MK_OPERATOR_GEMM_ALLREDUCE, below(1500), below(9000), 2048);
+    const RankGemmPlan plan = plan_of(call, 0, nranks);
+    if (plan.reduction != gemm_reduce_scatter::Reduction::two_shot) continue;
+    INFO(nranks << " ranks, m " << call.m << " n " << call.n);
+    CHECK(plan.splits_rows == !plan.splits_columns);
+    CHECK(plan.tiles_per_owner == plan.owner_tiles.tiles_of_owner());
+    if (!plan.splits_columns) continue;
+    ++num_by_columns;
+    CHECK(plan.is_direct);
+    CHECK(nranks * plan.tiles_per_owner <= NUM_SMS);
+    CHECK(int64_t{nranks} * plan.owner_tiles.num_n_tiles * plan.gemm.block_n >= call.n);
+    CHECK(int64_t{plan.tile_rows} * plan.gemm.block_m >= call.m);
+    // What all ranks send is what owners do not compute themselves, and what they finish, to each other.
+    int64_t bytes = 0;
+    for (int rank = 0; rank < nranks; ++rank) bytes += plan_of(call, rank, nranks).plan.link_bytes;
+    CHECK(bytes == 2 * (nranks - 1) * call.m * call.n * 2);
+  }
+  CHECK(num_by_columns > 20);
+}
+
+TEST_CASE("an all-reduce's owners take turns in blocks of about half a wave, a reduce-scatter's have one") {
+  const RankGemmPlan all = plan_of(make_call(MK_OPERATOR_GEMM_ALLREDUCE, 16384, 16384, 4096), 0, 4);
+  const int64_t block = int64_t{all.owner_tiles.block_rows} * all.owner_tiles.block_columns;
+  CHECK((block >= NUM_SMS / 3 && block <= NUM_SMS));
+  const RankGemmPlan scatter = plan_of(make_call(MK_OPERATOR_GEMM_REDUCE_SCATTER, 16384, 16384, 4096), 0, 4);
+  CHECK(scatter.owner_tiles.block_rows * scatter.owner_tiles.block_columns == scatter.tiles_per_owner);
+  CHECK(scatter.owner_tiles.group_rows < scatter.owner_tiles.block_rows);
+}
+
 TEST_CASE("what a launch has no flags for is refused") {
   const Result<RankGemmPlan> plan = rank_gemm_plan(
       make_call(MK_OPERATOR_GEMM_REDUCE_SCATTER, int64_t{1} << 20, int64_t{1} << 16, 64), 0, 4, NUM_SMS);
