@@ -57,7 +57,7 @@ std::string timeout_sentence(const Report& report, const Scene& scene, int rank)
 }
 
 // Of a rank that has waited for one that is slow; true when it is the one whose patience ended.
-bool check_timeout(const Scene& scene, int rank, int nranks, const Report& report, const std::string& who) {
+bool check_timeout(const Scene& scene, int rank, const Report& report, const std::string& who) {
   const mk_async_error_t& error = report.error;
   if (report.status == MK_ERROR_REMOTE) {
     tally.check(error.rank >= 0 && error.rank != rank && names(report, error.rank) && says(report, "role"),
@@ -117,7 +117,7 @@ void check_rank(const Scene& scene, int rank, int nranks, const Board& board, in
     tally.check(report.status == MK_ERROR_REMOTE || report.status == MK_ERROR_TIMEOUT,
                 who + "expected MK_ERROR_REMOTE: others gave up");
   } else if (scene.fault == Fault::slow) {
-    *num_timeouts += check_timeout(scene, rank, nranks, report, who);
+    *num_timeouts += check_timeout(scene, rank, report, who);
   } else if (scene.fault == Fault::stop_absent && is_victim) {
     tally.check(report.status == MK_ERROR_REMOTE, who + "expected MK_ERROR_REMOTE: it was away");
   } else {
