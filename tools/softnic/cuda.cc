@@ -278,6 +278,7 @@ CudaCopier::~CudaCopier() {
   for (auto& [device, stream] : streams_) {
     if (stream.stream == nullptr || driver->cuCtxSetCurrent(stream.context) != kSuccess) continue;
     for (void* const event : stream.idle_events) driver->cuEventDestroy_v2(event);
+    for (void* const event : stream.events) driver->cuEventDestroy_v2(event);
     driver->cuStreamDestroy_v2(stream.stream);
     driver->cuDevicePrimaryCtxRelease_v2(device);
   }
@@ -319,26 +320,37 @@ void CudaCopier::befriend(int device, int other) {
   if (peer != nullptr && use(device) != nullptr) cuda()->cuCtxEnablePeerAccess(peer->context, 0);
 }
 
-void* CudaCopier::mark(int device) {
+bool CudaCopier::mark(int device) {
   Stream* const stream = use(device);
-  if (stream == nullptr) return nullptr;
+  if (stream == nullptr) return false;
   void* event = nullptr;
   if (!stream->idle_events.empty()) {
     event = stream->idle_events.back();
     stream->idle_events.pop_back();
   } else if (cuda()->cuEventCreate(&event, kEventWithoutTiming) != kSuccess) {
-    return nullptr;
+    return false;
   }
-  if (cuda()->cuEventRecord(event, stream->stream) == kSuccess) return event;
-  stream->idle_events.push_back(event);
-  return nullptr;
+  if (cuda()->cuEventRecord(event, stream->stream) != kSuccess) {
+    stream->idle_events.push_back(event);
+    return false;
+  }
+  stream->events.push_back(event);
+  ++stream->num_marks;
+  return true;
 }
 
-CudaCopier::Progress CudaCopier::passed(int device, void* mark) {
-  const Result result = cuda()->cuEventQuery(mark);
-  if (result == kNotReady) return Progress::running;
-  streams_[device].idle_events.push_back(mark);
-  return result == kSuccess ? Progress::done : Progress::failed;
+CudaCopier::Progress CudaCopier::passed(int device, uint64_t mark) {
+  Stream& stream = streams_[device];
+  // Marks pass in order: only the oldest has to be asked for.
+  while (stream.num_passed < mark) {
+    const Result result = cuda()->cuEventQuery(stream.events.front());
+    if (result == kNotReady) return Progress::running;
+    stream.failed = stream.failed || result != kSuccess;
+    stream.idle_events.push_back(stream.events.front());
+    stream.events.pop_front();
+    ++stream.num_passed;
+  }
+  return stream.failed ? Progress::failed : Progress::done;
 }
 
 bool CudaCopier::drain() {

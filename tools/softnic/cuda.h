@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <set>
@@ -87,11 +88,14 @@ class CudaCopier {
   bool copy(int device, uint64_t target, uint64_t source, uint64_t bytes);
   // Lets `device` reach the memory of `other` without a detour, where the machine can.
   void befriend(int device, int other);
-  // A mark behind everything started on that device so far; null when the driver fails. Give it to `passed`
-  // until that says so.
-  void* mark(int device);
+  // Marks of a device are numbered from 1. The number of the next one: it will be behind everything started so
+  // far.
+  uint64_t next_mark(int device) { return streams_[device].num_marks + 1; }
+  // Sets the next mark. False: the driver failed.
+  bool mark(int device);
   enum class Progress { running, done, failed };
-  Progress passed(int device, void* mark);
+  // Of a mark that has been set.
+  Progress passed(int device, uint64_t mark);
   // Waits for everything: before host memory that a copy reads is used again, and before a fence is answered.
   bool drain();
 
@@ -99,6 +103,10 @@ class CudaCopier {
   struct Stream {
     void* context = nullptr;
     void* stream = nullptr;
+    uint64_t num_marks = 0;
+    uint64_t num_passed = 0;
+    bool failed = false;
+    std::deque<void*> events;  // of marks that have not passed, oldest first
     std::vector<void*> idle_events;
     std::set<int> friends;
   };

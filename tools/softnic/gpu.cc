@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 #include <tuple>
 #include <utility>
 
@@ -84,13 +85,34 @@ void Nic::place_on_gpu(const std::shared_ptr<Arrival>& arrival, MemoryRegion& re
   for (const uint64_t offset : arrival->pieces) {
     started = started && copy_range(*arrival, target, offset, arrival->piece_length(offset));
   }
-  arrival->mark = copier_.mark(arrival->device);
-  if (!started || arrival->mark == nullptr) arrival->refusal = IBV_WC_REM_OP_ERR;
+  if (!started) arrival->refusal = IBV_WC_REM_OP_ERR;
   arrival->placed = arrival->num_pieces();
-  if (arrival->mark == nullptr) return;
+  arrival->mark = copier_.next_mark(arrival->device);
+  unmarked_.insert(arrival->device);
   arrival->region = &region;
   ++region.copies;
   copying_.push_back(arrival);
+}
+
+// One mark for all copies that a turn has started.
+void Nic::mark_copies() {
+  for (const int device : std::exchange(unmarked_, {})) {
+    const uint64_t mark = copier_.next_mark(device);
+    if (copier_.mark(device)) continue;
+    std::erase_if(copying_, [&](const std::shared_ptr<Arrival>& arrival) {
+      if (arrival->device != device || arrival->mark != mark) return false;
+      arrival->refusal = IBV_WC_REM_OP_ERR;
+      end_copy(*arrival);
+      return true;
+    });
+  }
+}
+
+void Nic::end_copy(Arrival& arrival) {
+  arrival.mark = 0;
+  arrival.staged.clear();
+  --arrival.region->copies;
+  changed_.notify_all();
 }
 
 // Starts the copies of payload bytes [offset, offset + bytes).
@@ -147,14 +169,17 @@ uint64_t Nic::map_source(Arrival& arrival, const Segment& segment) {
 
 bool Nic::poll_copies() {
   if (copying_.empty()) return false;
+  mark_copies();
+  std::set<int> running;  // devices: what comes later there is running, too
   std::erase_if(copying_, [&](const std::shared_ptr<Arrival>& arrival) {
+    if (running.count(arrival->device) != 0) return false;
     const CudaCopier::Progress progress = copier_.passed(arrival->device, arrival->mark);
-    if (progress == CudaCopier::Progress::running) return false;
+    if (progress == CudaCopier::Progress::running) {
+      running.insert(arrival->device);
+      return false;
+    }
     if (progress == CudaCopier::Progress::failed) arrival->refusal = IBV_WC_REM_OP_ERR;
-    arrival->mark = nullptr;
-    arrival->staged.clear();
-    --arrival->region->copies;
-    changed_.notify_all();
+    end_copy(*arrival);
     return true;
   });
   return true;

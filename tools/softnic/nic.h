@@ -15,6 +15,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -162,6 +163,8 @@ class Nic {
   void place_on_gpu(const std::shared_ptr<Arrival>& arrival, MemoryRegion& region);
   bool copy_range(Arrival& arrival, uint64_t target, uint64_t offset, uint64_t bytes);
   uint64_t map_source(Arrival& arrival, const Segment& segment);
+  void mark_copies();
+  void end_copy(Arrival& arrival);
   bool poll_copies();
   bool is_copying(const QueuePair* qp) const;
   void settle_copies();
@@ -209,6 +212,7 @@ class Nic {
   std::multimap<uint64_t, std::pair<std::shared_ptr<Link>, Packet>> held_;
   std::deque<std::shared_ptr<Arrival>> unplaced_;
   std::vector<std::shared_ptr<Arrival>> copying_;  // on GPUs
+  std::set<int> unmarked_;                         // devices with copies that no mark is behind yet
   std::vector<uint32_t> forgotten_;                // regions that were exported and are no more
   CudaCopier copier_;
   std::vector<QueuePair*> delivering_;  // QPs with arrivals

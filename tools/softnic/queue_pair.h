@@ -66,8 +66,9 @@ struct Arrival {
   std::vector<uint64_t> pieces;  // offset of each, in the order of placement; empty: front to back
   uint32_t piece_bytes = 0;
   uint64_t random = 0;
-  // GPU memory: the copies are under way until the mark has passed.
-  void* mark = nullptr;
+  // GPU memory: the copies are under way until this mark of the device has passed. 0: they are not, or no
+  // longer.
+  uint64_t mark = 0;
   int device = -1;
   MemoryRegion* region = nullptr;
   std::vector<std::vector<std::byte>> staged;  // host memory of other processes, on its way to a GPU

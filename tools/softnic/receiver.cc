@@ -14,6 +14,8 @@ namespace softnic {
 namespace {
 
 constexpr uint32_t kPieceBytes = 1u << 20;  // the worker looks after other things between two of them
+constexpr size_t kDeliveriesATurn = 4;      // of RC
+constexpr int kCopiesATurn = 8;             // started on GPUs
 constexpr uint32_t kMaxAdversePieces = 8;
 constexpr uint8_t kDefaultRnrTimer = 12;
 
@@ -182,10 +184,13 @@ bool Nic::place(Lock& lock) {
     return arrival->dropped || arrival->refusal != 0 || arrival->placed == arrival->num_pieces();
   };
   if (!configuration_->adversity.has(Hazard::place)) {
-    // A copy: the list may change while the lock is open.
-    const std::shared_ptr<Arrival> arrival = unplaced_.front();
-    place_piece(arrival, lock);
-    if (is_over(arrival)) std::erase(unplaced_, arrival);
+    for (int turn = 0; turn < kCopiesATurn && !unplaced_.empty(); ++turn) {
+      // A copy: the list may change while the lock is open.
+      const std::shared_ptr<Arrival> arrival = unplaced_.front();
+      place_piece(arrival, lock);
+      if (is_over(arrival)) std::erase(unplaced_, arrival);
+      if (arrival->mark == 0) break;  // the CPU has copied
+    }
     return true;
   }
   const std::vector<std::shared_ptr<Arrival>> round(unplaced_.begin(), unplaced_.end());
@@ -255,12 +260,15 @@ bool Nic::deliver_from(QueuePair* qp) {
   const bool reorder = qp->is_srd && configuration_->adversity.has(Hazard::reorder);
   const size_t count = qp->arrivals.size();
   const size_t start = reorder ? random_.below(static_cast<uint32_t>(count)) : 0;
-  std::vector<std::shared_ptr<Arrival>> round(qp->arrivals.begin(), qp->arrivals.end());
+  // RC gets no further than what is ready: most often the first one.
+  const size_t seen = qp->is_srd ? count : std::min(count, kDeliveriesATurn);
+  std::vector<std::shared_ptr<Arrival>> round(qp->arrivals.begin(),
+                                              qp->arrivals.begin() + static_cast<std::ptrdiff_t>(seen));
   std::rotate(round.begin(), round.begin() + static_cast<std::ptrdiff_t>(start), round.end());
   for (const std::shared_ptr<Arrival>& arrival : round) {
     const bool write = arrival->packet.opcode != IBV_WR_RDMA_READ;
-    bool ready = arrival->mark == nullptr &&
-                 (arrival->refusal != 0 || !write || arrival->placed == arrival->num_pieces());
+    bool ready =
+        arrival->mark == 0 && (arrival->refusal != 0 || !write || arrival->placed == arrival->num_pieces());
     if (arrival->deliver_ns != 0 && ready && arrival->deliver_ns > now_ns()) {
       ready = false;
       wake_by(arrival->deliver_ns);
@@ -352,14 +360,14 @@ void Nic::drop_arrivals(QueuePair* qp, const Link* link, uint32_t source_qp) {
   std::vector<std::shared_ptr<Arrival>> dropped;
   bool broken = false;  // RC: nothing is delivered past a gap
   for (const std::shared_ptr<Arrival>& arrival : qp->arrivals) {
-    const bool placed = arrival->placed == arrival->num_pieces() && arrival->mark == nullptr;
+    const bool placed = arrival->placed == arrival->num_pieces() && arrival->mark == 0;
     const bool cut_off = link != nullptr && source_qp == 0 && !placed && arrival->link.get() == link;
     const bool fenced = link != nullptr && source_qp != 0 && arrival->link.get() == link &&
                         arrival->packet.source_qp == source_qp;
     broken = broken || (cut_off && !qp->is_srd);
     if (link == nullptr || cut_off || fenced || broken) dropped.push_back(arrival);
   }
-  const auto copying = [](const std::shared_ptr<Arrival>& arrival) { return arrival->mark != nullptr; };
+  const auto copying = [](const std::shared_ptr<Arrival>& arrival) { return arrival->mark != 0; };
   if (std::any_of(dropped.begin(), dropped.end(), copying)) settle_copies();
   for (auto last = dropped.rbegin(); last != dropped.rend(); ++last) {
     (*last)->dropped = true;

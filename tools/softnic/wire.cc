@@ -18,7 +18,6 @@ namespace softnic {
 namespace {
 
 constexpr int kBacklog = 1024;
-constexpr size_t kReadBytes = 64 * 1024;
 constexpr int kMaxEvents = 64;
 
 // An abstract name: gone with the process, and seen only in its network namespace.
@@ -251,10 +250,8 @@ void Wire::accept_links() {
 }
 
 bool Wire::read_link(const std::shared_ptr<Link>& link, const Handler& handler) {
-  const size_t held = link->in.size();
-  link->in.resize(held + kReadBytes);
-  const ssize_t got = receive_bytes(link->fd, link->in.data() + held, kReadBytes, link->arrivals);
-  link->in.resize(held + static_cast<size_t>(got > 0 ? got : 0));
+  const ssize_t got = receive_bytes(link->fd, read_.data(), read_.size(), link->arrivals);
+  if (got > 0) link->in.insert(link->in.end(), read_.begin(), read_.begin() + got);
   if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) return false;
   size_t used = 0;
   for (;;) {

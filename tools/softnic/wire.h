@@ -86,6 +86,7 @@ class Wire {
   std::map<uint16_t, std::shared_ptr<Link>> in_process_;
   std::vector<std::shared_ptr<Link>> closed_;  // of in_process_, not reported as lost yet
   std::vector<Packet> taken_;
+  std::vector<std::byte> read_ = std::vector<std::byte>(64 << 10);
 };
 
 }  // namespace softnic
