@@ -14,7 +14,7 @@ namespace softnic {
 namespace {
 
 constexpr uint32_t kPieceBytes = 1u << 20;  // the worker looks after other things between two of them
-constexpr size_t kDeliveriesATurn = 4;      // of RC
+constexpr size_t kDeliveriesATurn = 16;     // of RC
 constexpr int kCopiesATurn = 8;             // started on GPUs
 constexpr uint32_t kMaxAdversePieces = 8;
 constexpr uint8_t kDefaultRnrTimer = 12;

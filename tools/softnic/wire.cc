@@ -196,12 +196,11 @@ bool Wire::send(const std::shared_ptr<Link>& link, const Packet& packet, int des
     return !link->dead;
   }
   const std::byte* bytes = reinterpret_cast<const std::byte*>(&packet);
-  const bool idle = link->out.empty();
+  if (link->out.empty()) unflushed_.push_back(link);
   const int copy = descriptor >= 0 ? fcntl(descriptor, F_DUPFD_CLOEXEC, 0) : -1;
   if (descriptor >= 0 && copy < 0) return false;  // the other end would take the next one for this
   if (copy >= 0) link->departures.push_back({link->out.size(), copy});
   link->out.insert(link->out.end(), bytes, bytes + packet.size);
-  if (idle) flush(*link);
   return true;
 }
 
@@ -210,8 +209,11 @@ void Wire::broadcast(const Packet& packet) {
   for (const auto& entry : by_peer_) send(entry.second, packet);
 }
 
-void Wire::flush(Link& link) {
-  const bool waited = !link.out.empty();
+void Wire::flush() {
+  for (const std::shared_ptr<Link>& link : std::exchange(unflushed_, {})) flush_link(*link);
+}
+
+void Wire::flush_link(Link& link) {
   for (bool all = true; all && !link.out.empty();) {
     // Up to the next byte that has a descriptor to take along.
     int descriptor = -1;
@@ -235,7 +237,8 @@ void Wire::flush(Link& link) {
     for (Link::Departure& departure : link.departures) departure.position -= static_cast<size_t>(sent);
     link.out.erase(link.out.begin(), link.out.begin() + sent);
   }
-  if (waited || !link.out.empty()) update_interest(link);
+  const bool was_full = std::exchange(link.is_full, !link.out.empty());
+  if (link.is_full != was_full) update_interest(link);
 }
 
 void Wire::accept_links() {
@@ -299,7 +302,7 @@ bool Wire::receive(const Handler& handler, const std::function<void(const std::s
     const auto found = by_fd_.find(event.data.fd);
     if (found == by_fd_.end()) continue;
     const std::shared_ptr<Link> link = found->second;
-    if ((event.events & EPOLLOUT) != 0) flush(*link);
+    if ((event.events & EPOLLOUT) != 0) flush_link(*link);
     if ((event.events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0 && !read_link(link, handler)) {
       drop(link);
       lost(link);

@@ -33,6 +33,7 @@ struct Link {
   std::map<uint32_t, std::shared_ptr<CudaImports>> imports;  // regions of the peer's that we have mapped
   std::vector<std::byte> in;
   std::vector<std::byte> out;
+  bool is_full = false;  // the socket takes no more of it
   // Descriptors travel with the first byte of their packet.
   struct Departure {
     size_t position;  // of that byte in `out`
@@ -59,9 +60,11 @@ class Wire {
 
   // The link to an endpoint, opened if need be; null when nobody is there.
   std::shared_ptr<Link> open(uint16_t peer);
-  // False when the link is dead. A descriptor goes along to another process; it stays the caller's.
+  // False when the link is dead. A descriptor goes along to another process; it stays the caller's. To another
+  // process packets leave with the next flush: many in one system call.
   bool send(const std::shared_ptr<Link>& link, const Packet& packet, int descriptor = -1);
   void broadcast(const Packet& packet);
+  void flush();
   // Hands over what has come in; `lost` is called once for each link that broke.
   bool receive(const Handler& handler, const std::function<void(const std::shared_ptr<Link>&)>& lost);
 
@@ -72,7 +75,7 @@ class Wire {
   void update_interest(const Link& link) const;
   void accept_links();
   bool read_link(const std::shared_ptr<Link>& link, const Handler& handler);
-  void flush(Link& link);
+  void flush_link(Link& link);
   void drop(const std::shared_ptr<Link>& link);
   void bury_closed();
 
@@ -84,6 +87,7 @@ class Wire {
   std::map<uint16_t, std::shared_ptr<Link>> by_peer_;
   std::map<int, std::shared_ptr<Link>> by_fd_;
   std::map<uint16_t, std::shared_ptr<Link>> in_process_;
+  std::vector<std::shared_ptr<Link>> unflushed_;
   std::vector<std::shared_ptr<Link>> closed_;  // of in_process_, not reported as lost yet
   std::vector<Packet> taken_;
   std::vector<std::byte> read_ = std::vector<std::byte>(64 << 10);

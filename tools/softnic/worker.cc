@@ -32,10 +32,12 @@ void Nic::run() {
     busy = take_doorbells() || busy;
     busy = handle_quiescing() || busy;
     busy = transmit() || busy;
+    wire_->flush();
     busy = place(lock) || busy;
     busy = poll_copies() || busy;
     busy = forget_exports() || busy;
     busy = deliver() || busy;
+    wire_->flush();
     const uint64_t wake = wake_ns_;
     const bool copying = !copying_.empty();
     lock.unlock();

@@ -17,6 +17,8 @@ constexpr int kEvent = 3;
 // Flushed requests only say that something happened before: wait for what it was.
 constexpr std::chrono::milliseconds kFlushDelay{50};
 constexpr std::chrono::milliseconds kErrorDelay{2};
+// So long a slot may wait for others to be acknowledged with it: little beside what a window of puts takes.
+constexpr std::chrono::microseconds kAcknowledgeAfter{20};
 
 // What usually causes it, and what to do.
 const char* hint(ibv_wc_status status) {
@@ -133,6 +135,7 @@ Status VerbsTransport::handle_put(Link& link, uint32_t immediate, TransportEvent
   if ((peer.to_acknowledge & bit) != 0) {
     return Status(MK_ERROR_NETWORK, format("slot %u is used again before its acknowledgement", put.slot));
   }
+  if (peer.to_acknowledge == 0) peer.acknowledge_by = std::chrono::steady_clock::now() + kAcknowledgeAfter;
   peer.to_acknowledge |= bit;
   peer.acknowledge_link = link.index;
   return {};

@@ -299,13 +299,20 @@ bool VerbsTransport::send_empty(Link& link, std::optional<ControlImmediate> cont
   return true;
 }
 
-// Tells a peer which of its slots are free again; their receives have been posted again before.
-void VerbsTransport::acknowledge_arrivals(Peer& peer) {
+// Tells a peer which of its slots are free again; their receives have been posted again before. A message has
+// room for eight: what waits for others is left unless `all` is to go.
+void VerbsTransport::acknowledge_arrivals(Peer& peer, bool all) {
   for (uint32_t group = 0; group < 8 && peer.to_acknowledge != 0 && !peer.failed && !peer.left; ++group) {
     const uint32_t mask = static_cast<uint32_t>(peer.to_acknowledge >> (8 * group) & 0xff);
-    if (mask == 0) continue;
+    if (mask == 0 || (mask != 0xff && !all)) continue;
     if (!send_empty(peer.links[peer.acknowledge_link], acknowledge(group, mask), WorkKind::control)) return;
     peer.to_acknowledge &= ~(uint64_t{mask} << (8 * group));
+  }
+}
+
+void VerbsTransport::acknowledge_all() {
+  for (Peer& peer : peers_) {
+    if (peer.to_acknowledge != 0) acknowledge_arrivals(peer, true);
   }
 }
 
@@ -326,7 +333,9 @@ void VerbsTransport::poll(TransportEvents& events) {
   ++polls_;
   for (Queue& queue : queues_) refill(queue);
   for (Peer& peer : peers_) {
-    if (peer.to_acknowledge != 0) acknowledge_arrivals(peer);
+    if (peer.to_acknowledge != 0) {
+      acknowledge_arrivals(peer, std::chrono::steady_clock::now() >= peer.acknowledge_by);
+    }
     if (jobs_ == 0 || peer.failed) continue;
     for (Link& link : peer.links) pump(link);
   }
@@ -356,6 +365,7 @@ std::chrono::microseconds VerbsTransport::probe_silent_peers() {
 }
 
 std::chrono::microseconds VerbsTransport::prepare_wait(std::vector<pollfd>& descriptors) {
+  acknowledge_all();
   const auto limit = probe_silent_peers();
   bool found = completions_ > 0;
   for (size_t nic = 0; nic < nics_.size(); ++nic) {
@@ -377,6 +387,7 @@ std::chrono::microseconds VerbsTransport::prepare_wait(std::vector<pollfd>& desc
 void VerbsTransport::leave() {
   const Deadline deadline = Deadline::after(std::chrono::milliseconds(kFarewellMs));
   TransportEvents events;
+  acknowledge_all();
   std::vector<bool> said(peers_.size(), false);
   for (;;) {
     poll(events);

@@ -113,6 +113,7 @@ struct Peer {
   std::array<Slot, kCreditsPerPeer> slots;
   uint64_t free_slots = ~uint64_t{0};
   uint64_t to_acknowledge = 0;
+  std::chrono::steady_clock::time_point acknowledge_by;  // where there is something to acknowledge
   uint32_t next_link = 0;
   uint32_t acknowledge_link = 0;
   uint32_t awaited = 0;  // slots whose acknowledgement has not come
@@ -212,7 +213,8 @@ class VerbsTransport : public Transport {
   WorkRequest next_piece(Link& link, Job& job, Slot& slot);
   void mark_signaled(Queue& queue, WorkRequest& request, bool last);
   void advance(int rank, uint32_t slot_index);
-  void acknowledge_arrivals(Peer& peer);
+  void acknowledge_arrivals(Peer& peer, bool all);
+  void acknowledge_all();
   bool send_empty(Link& link, std::optional<ControlImmediate> control, WorkKind kind);
   void refill(Queue& queue);
   std::chrono::microseconds probe_silent_peers();
