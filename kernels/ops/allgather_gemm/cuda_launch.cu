@@ -61,6 +61,9 @@ PeerOutput gathered_output(const GemmCall& call) {
   return output;
 }
 
+// One chunk after the other, all its panels.
+constexpr PushOrder CHUNK_BY_CHUNK = {0, 1, 1, 1, 1};
+
 // Ranks that take turns, after this one, in what it computes first.
 int num_in_turn(const RankGemmPlan& plan, const RankComm& comm) {
   if (plan.merged) return 0;
@@ -136,6 +139,8 @@ class NetworkForwardLaunch final : public ForwardLaunchOf<NetworkParams> {
   NetworkForwardLaunch(const GemmCall& call, const RankGemmPlan& plan, const RankComm& comm)
       : ForwardLaunchOf(call.dtype == MK_DTYPE_FP16 ? cuda_network_kernels_fp16() : cuda_network_kernels_bf16(),
                         NUM_NETWORK_CTAS, call, plan, comm) {
+    // The network takes chunks whole, and the first one soon.
+    params_.push_order = CHUNK_BY_CHUNK;
     params_.far_order = {params_.order.tile_rows, 0, 0};
     if (plan.merged) return;
     params_.far_order.num_near = comm.order.num_local - 1;
@@ -163,7 +168,7 @@ class WgradLaunch final : public RankGemmLaunch {
                      plan.gemm.group_m,
                      true};
     params_.order = {1, 0};
-    params_.push_order = {0, 1, 1, 1, 1};  // one chunk after the other
+    params_.push_order = CHUNK_BY_CHUNK;
   }
 
   bool fill_maps(const GemmCall& call, const RankGemmPlan& plan) {
