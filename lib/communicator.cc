@@ -210,7 +210,7 @@ Status Communicator::choose_device(const std::vector<std::string>& hosts,
                                    const std::vector<std::string>& gpus) {
   if (config_.device == MK_DEVICE_HOST) return {};
   std::map<std::string, int> rank_of_gpu;
-  bool everywhere = topology_.num_nodes == 1;
+  bool everywhere = true;
   std::string shared;
   for (int peer = 0; peer < nranks_; ++peer) {
     if (gpus[peer].empty()) {
