@@ -36,22 +36,25 @@ inline void set_environment() {
 
 struct Options {
   int nranks = 0;
+  int nodes = 1;  // emulated, of consecutive ranks
   bool quick = false;
   bool strict = false;  // times are asserted, too
 };
 
-// Of "[--ranks N] [--quick] [--strict]"; without ranks 0, for the caller to choose.
+// Of "[--ranks N] [--nodes N] [--quick] [--strict]"; without ranks 0, for the caller to choose.
 inline Options read_options(int argc, char** argv) {
   Options options;
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--ranks") == 0 && i + 1 < argc) {
       options.nranks = std::atoi(argv[++i]);
+    } else if (std::strcmp(argv[i], "--nodes") == 0 && i + 1 < argc) {
+      options.nodes = std::max(1, std::atoi(argv[++i]));
     } else if (std::strcmp(argv[i], "--quick") == 0) {
       options.quick = true;
     } else if (std::strcmp(argv[i], "--strict") == 0) {
       options.strict = true;
     } else {
-      std::fprintf(stderr, "usage: %s [--ranks N] [--quick] [--strict]\n", argv[0]);
+      std::fprintf(stderr, "usage: %s [--ranks N] [--nodes N] [--quick] [--strict]\n", argv[0]);
       std::exit(2);
     }
   }
