@@ -129,7 +129,9 @@ class Benchmark {
 
     std::optional<Rotation> alone = alone_of(op, problem);
     const Track track = {context_, input_.group, equipment_->gpus(), &equipment_->sensors()};
-    ShapeComparison comparison(track, *equipment_, fused, alone ? &*alone : nullptr);
+    std::optional<Rotation> moving = moving_of(op, shape);
+    ShapeComparison comparison(track, *equipment_, fused, alone ? &*alone : nullptr,
+                               moving ? &*moving : nullptr);
     if (const std::string how = comparison.baseline_description(); !how.empty())
       equipment_->note(std::string("baseline of ") + op.name + " " + shape.text() + ": " + how);
     const size_t first = output_.results.size();
@@ -174,14 +176,37 @@ class Benchmark {
     }
     result.cublas_us = figures.cublas_us;
     result.collective_us = figures.collective_us;
-    if (const std::optional<double> bytes = problem.link_bytes(); bytes && equipment_->link())
-      result.link_us = transfer_us(*bytes, equipment_->link()->best());
-    result.roofline_us =
-        roofline_us(op.alone_shape ? result.alone_us : result.gemm_us, result.cublas_us, result.link_us);
+    result.unfused_us = figures.unfused_us;
+    result.moving_us = figures.moving_us;
+    const Traffic traffic = traffic_of(problem);
+    if (traffic.link_bytes && equipment_->link())
+      result.link_us = transfer_us(*traffic.link_bytes, equipment_->link()->best());
+    if (traffic.network_bytes && equipment_->network())
+      result.network_us = transfer_us(*traffic.network_bytes, *equipment_->network());
+    result.roofline_us = roofline_us(op.alone_shape ? result.alone_us : result.gemm_us, result.cublas_us,
+                                     info_.num_nodes > 1 ? result.network_us : result.link_us);
+    if (result.roofline_us && result.link_us)
+      *result.roofline_us = std::max(*result.roofline_us, *result.link_us);
     result.tflops = problem.flops() / figures.fused.median_us * 1e-6;
     result.sm_mhz = figures.readings.sm_mhz;
     result.watts = figures.readings.watts;
     return result;
+  }
+
+  // Of the busiest rank.
+  struct Traffic {
+    std::optional<double> link_bytes;
+    std::optional<double> network_bytes;
+  };
+
+  // Between nodes what the library says that it sends: how the ranks share that is its affair.
+  Traffic traffic_of(const Problem& problem) const {
+    if (info_.num_nodes == 1) return {problem.link_bytes(), std::nullopt};
+    const std::optional<mk_plan_t> plan = problem.plan();
+    if (!plan) return {};
+    const std::vector<double> bytes =
+        input_.group.maximum({static_cast<double>(plan->link_bytes), static_cast<double>(plan->network_bytes)});
+    return {bytes[0], bytes[1]};
   }
 
   // A thousand calls, but fewer of long ones: what the host does does not depend on the shape.
@@ -256,6 +281,14 @@ class Benchmark {
     std::optional<Rotation> alone = rotation_of(solo_context, problem.alone(solo_context));
     for (int set = 0; set < alone->num_sets(); ++set) alone->problem().fill(set, Pattern::kRandom);
     return alone;
+  }
+
+  // What moves the data of `shape` and next to nothing else.
+  std::optional<Rotation> moving_of(const Operator& op, const Shape& shape) const {
+    if (!input_.options.unfused || info_.nranks == 1 || !op.collective_shape) return std::nullopt;
+    std::optional<Rotation> moving = rotation_of(context_, op.make(context_, op.collective_shape(shape)));
+    for (int set = 0; set < moving->num_sets(); ++set) moving->problem().fill(set, Pattern::kRandom);
+    return moving;
   }
 
   const BenchmarkInput& input_;

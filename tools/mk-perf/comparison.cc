@@ -15,8 +15,9 @@ constexpr std::chrono::seconds kDeadline{300};
 
 }  // namespace
 
-ShapeComparison::ShapeComparison(const Track& track, Equipment& equipment, Rotation& fused, Rotation* alone)
-    : track_(track), fused_(fused), alone_(alone) {
+ShapeComparison::ShapeComparison(const Track& track, Equipment& equipment, Rotation& fused, Rotation* alone,
+                                 Rotation* moving)
+    : track_(track), fused_(fused), alone_(alone), moving_(moving) {
   if (!equipment.unfused()) return;
   std::string problem;
   pair_ = make_pair(*equipment.unfused(), problem);
@@ -62,6 +63,15 @@ Figures ShapeComparison::measure_all(const Schedule& schedule) {
   // One rank alone has nothing to exchange.
   const bool several = track_.context.nranks > 1;
   if (pair_ && several) add_pair(figures.baseline_us, true, &UnfusedPair::run_pair);
+  if (moving_ && alone_) {
+    add(figures.unfused_us, {track_.context.comm,
+                             [this] {
+                               alone_->launch();
+                               moving_->launch();
+                             },
+                             true});
+    add(figures.moving_us, moving_->candidate(!on_gpus));
+  }
   if (alone_) add(figures.alone_us, alone_->candidate(!on_gpus));
   if (pair_) add_pair(figures.cublas_us, !several, &UnfusedPair::run_product);
   if (pair_ && several) add_pair(figures.collective_us, false, &UnfusedPair::run_collective);

@@ -20,7 +20,9 @@ struct Figures {
   std::optional<double> alone_us;  // the operator among one rank
   std::optional<double> cublas_us;
   std::optional<double> collective_us;
-  SensorReadings readings;  // of the slowest clock and the highest power of all ranks
+  std::optional<double> unfused_us;  // the operator among one rank, and what moves its data
+  std::optional<double> moving_us;   // the latter alone
+  SensorReadings readings;           // of the slowest clock and the highest power of all ranks
 };
 
 // A problem with its buffers, whose launches go through them in turn.
@@ -47,8 +49,8 @@ class Rotation {
 
 class ShapeComparison {
  public:
-  // `alone` is the operator among one rank, and may be nullptr.
-  ShapeComparison(const Track& track, Equipment& equipment, Rotation& fused, Rotation* alone);
+  // `alone` is the operator among one rank, `moving` the operator with next to no product; each may be nullptr.
+  ShapeComparison(const Track& track, Equipment& equipment, Rotation& fused, Rotation* alone, Rotation* moving);
 
   Figures measure_all(const Schedule& schedule);
 
@@ -65,6 +67,7 @@ class ShapeComparison {
   Track track_;
   Rotation& fused_;
   Rotation* alone_;
+  Rotation* moving_;
   std::unique_ptr<UnfusedPair> pair_;
   int pair_launches_ = 0;
 };

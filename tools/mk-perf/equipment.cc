@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "errors.h"
+#include "network_rate.h"
 
 namespace perf {
 
@@ -27,7 +28,8 @@ void Equipment::connect(const Context& context, RankGroup& group, int num_nodes)
     note("ranks meet on the host alone and no link was measured: " + problem);
     return;
   }
-  if (context.nranks == 1 || num_nodes > 1) return;
+  if (context.nranks == 1) return;
+  if (num_nodes > 1) network_ = measure_network(context, group);
   link_ = gpus_->measure_link();
   const int num_nvlinks = sensors_.num_nvlinks();
   if (!is_slow_link(*link_, num_nvlinks)) return;
@@ -52,6 +54,7 @@ void Equipment::describe(Machine& machine) const {
   machine.driver = sensors_.driver();
   machine.clocks = sensors_.clocks();
   machine.link = link_;
+  machine.network_gb_per_s = network_;
   if (const int num_nvlinks = sensors_.num_nvlinks()) machine.nvlinks = num_nvlinks;
   if (!unfused_) return;
   machine.nccl = unfused_->nccl_version();

@@ -29,6 +29,7 @@ class Equipment {
   Sensors& sensors() { return sensors_; }
   UnfusedLibraries* unfused() const { return unfused_.get(); }
   const std::optional<LinkRate>& link() const { return link_; }
+  const std::optional<double>& network() const { return network_; }  // GB/s of a rank
 
   void note(const std::string& sentence);                           // once each
   const std::vector<std::string>& notes() const { return notes_; }  // for the reader of the results
@@ -41,6 +42,7 @@ class Equipment {
   std::unique_ptr<GpuRanks> gpus_;
   std::unique_ptr<UnfusedLibraries> unfused_;
   std::optional<LinkRate> link_;
+  std::optional<double> network_;
   std::vector<std::string> notes_;
 };
 

@@ -135,29 +135,17 @@ class GemmProblem : public Problem {
 
   void run(int set) override {
     const mk_stream_t stream = context_.device->stream();
-    switch (kind_) {
-      case Kind::kAllgatherGemm:
-      case Kind::kAllgatherGemmWgrad: {
-        mk_allgather_gemm_args_t args = MK_ALLGATHER_GEMM_ARGS_INIT;
-        set_sizes_and_pointers(args, shape_, windows_, context_, buffers(set));
-        args.lda = padded(windows_.a.cols);
-        if (kind_ == Kind::kAllgatherGemmWgrad) args.mode = MK_ALLGATHER_WGRAD;
-        return require(mk_allgather_gemm(context_.comm, &args, stream), "mk_allgather_gemm", context_.comm);
-      }
-      case Kind::kGemmReduceScatter: {
-        mk_gemm_reduce_scatter_args_t args = MK_GEMM_REDUCE_SCATTER_ARGS_INIT;
-        set_sizes_and_pointers(args, shape_, windows_, context_, buffers(set));
-        args.comm_dtype = context_.dtypes.comm_dtype;
-        return require(mk_gemm_reduce_scatter(context_.comm, &args, stream), "mk_gemm_reduce_scatter",
-                       context_.comm);
-      }
-      case Kind::kGemmAllreduce: {
-        mk_gemm_allreduce_args_t args = MK_GEMM_ALLREDUCE_ARGS_INIT;
-        set_sizes_and_pointers(args, shape_, windows_, context_, buffers(set));
-        args.comm_dtype = context_.dtypes.comm_dtype;
-        return require(mk_gemm_allreduce(context_.comm, &args, stream), "mk_gemm_allreduce", context_.comm);
-      }
-    }
+    with_call(buffers(set), [&](const auto& args, auto* call, auto*, const char* name) {
+      require(call(context_.comm, &args, stream), name, context_.comm);
+    });
+  }
+
+  std::optional<mk_plan_t> plan() const override {
+    mk_plan_t plan = MK_PLAN_INIT;
+    with_call(buffers(0), [&](const auto& args, auto*, auto* plan_of, const char* name) {
+      require(plan_of(context_.comm, &args, &plan), name, context_.comm);
+    });
+    return plan;
   }
 
   void check(int set, Pattern pattern, Check& result) override {
@@ -232,6 +220,33 @@ class GemmProblem : public Problem {
   }
 
   const Buffers& buffers(int set) const { return sets_[static_cast<size_t>(set)]; }
+
+  // Gives use(arguments, the call, its plan, its name).
+  template <typename Use>
+  void with_call(const Buffers& buffers, const Use& use) const {
+    switch (kind_) {
+      case Kind::kAllgatherGemm:
+      case Kind::kAllgatherGemmWgrad: {
+        mk_allgather_gemm_args_t args = MK_ALLGATHER_GEMM_ARGS_INIT;
+        set_sizes_and_pointers(args, shape_, windows_, context_, buffers);
+        args.lda = padded(windows_.a.cols);
+        if (kind_ == Kind::kAllgatherGemmWgrad) args.mode = MK_ALLGATHER_WGRAD;
+        return use(args, mk_allgather_gemm, mk_allgather_gemm_plan, "mk_allgather_gemm");
+      }
+      case Kind::kGemmReduceScatter: {
+        mk_gemm_reduce_scatter_args_t args = MK_GEMM_REDUCE_SCATTER_ARGS_INIT;
+        set_sizes_and_pointers(args, shape_, windows_, context_, buffers);
+        args.comm_dtype = context_.dtypes.comm_dtype;
+        return use(args, mk_gemm_reduce_scatter, mk_gemm_reduce_scatter_plan, "mk_gemm_reduce_scatter");
+      }
+      case Kind::kGemmAllreduce: {
+        mk_gemm_allreduce_args_t args = MK_GEMM_ALLREDUCE_ARGS_INIT;
+        set_sizes_and_pointers(args, shape_, windows_, context_, buffers);
+        args.comm_dtype = context_.dtypes.comm_dtype;
+        return use(args, mk_gemm_allreduce, mk_gemm_allreduce_plan, "mk_gemm_allreduce");
+      }
+    }
+  }
 
   int64_t max_reference_products(int num_sets) const {
     return context_.device->matrices ? kMaxReferenceProducts / num_sets : kMaxReferenceProducts;
@@ -356,14 +371,25 @@ void validate(const Shape& shape, int nranks) {
 
 const ShapeKeys kKeys = {{"m"}, {"n"}, {"k"}};
 
+// The least that keeps rows aligned.
+constexpr int64_t kHardlyAny = 8;
+
+Shape gather_alone(const Shape& shape) { return {{"m", shape["m"]}, {"n", kHardlyAny}, {"k", shape["k"]}}; }
+Shape reduction_alone(const Shape& shape) { return {{"m", shape["m"]}, {"n", shape["n"]}, {"k", kHardlyAny}}; }
+
 }  // namespace
 
-const Operator kAllgatherGemm = {"allgather_gemm", kKeys,
+const Operator kAllgatherGemm = {"allgather_gemm",
+                                 kKeys,
                                  [](const Context& context) {
                                    return ask<mk_allgather_gemm_args_t>(context, MK_ALLGATHER_GEMM_ARGS_INIT,
                                                                         mk_allgather_gemm_plan);
                                  },
-                                 validate, make<Kind::kAllgatherGemm>};
+                                 validate,
+                                 make<Kind::kAllgatherGemm>,
+                                 true,
+                                 nullptr,
+                                 gather_alone};
 
 const Operator kAllgatherGemmWgrad = {"allgather_gemm_wgrad", kKeys,
                                       [](const Context& context) {
@@ -373,19 +399,29 @@ const Operator kAllgatherGemmWgrad = {"allgather_gemm_wgrad", kKeys,
                                       },
                                       validate, make<Kind::kAllgatherGemmWgrad>};
 
-const Operator kGemmReduceScatter = {"gemm_reduce_scatter", kKeys,
+const Operator kGemmReduceScatter = {"gemm_reduce_scatter",
+                                     kKeys,
                                      [](const Context& context) {
                                        return ask<mk_gemm_reduce_scatter_args_t>(
                                            context, MK_GEMM_REDUCE_SCATTER_ARGS_INIT,
                                            mk_gemm_reduce_scatter_plan);
                                      },
-                                     validate, make<Kind::kGemmReduceScatter>};
+                                     validate,
+                                     make<Kind::kGemmReduceScatter>,
+                                     true,
+                                     nullptr,
+                                     reduction_alone};
 
-const Operator kGemmAllreduce = {"gemm_allreduce", kKeys,
+const Operator kGemmAllreduce = {"gemm_allreduce",
+                                 kKeys,
                                  [](const Context& context) {
                                    return ask<mk_gemm_allreduce_args_t>(context, MK_GEMM_ALLREDUCE_ARGS_INIT,
                                                                         mk_gemm_allreduce_plan);
                                  },
-                                 validate, make<Kind::kGemmAllreduce>};
+                                 validate,
+                                 make<Kind::kGemmAllreduce>,
+                                 true,
+                                 nullptr,
+                                 reduction_alone};
 
 }  // namespace perf

@@ -66,6 +66,7 @@ void complete(Machine& machine, const Machine& found) {
   add(machine.clocks, found.clocks);
   add(machine.nvlinks, found.nvlinks);
   add(machine.link, found.link);
+  add(machine.network_gb_per_s, found.network_gb_per_s);
   add(machine.nccl, found.nccl);
   add(machine.cublaslt, found.cublaslt);
 }

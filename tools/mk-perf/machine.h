@@ -19,7 +19,8 @@ struct Machine {
   std::optional<std::string> clocks;  // the limits
   std::optional<int> nvlinks;         // of one GPU
   std::optional<LinkRate> link;
-  std::optional<std::string> nccl;  // version of the baseline's
+  std::optional<double> network_gb_per_s;  // of a rank, all sending
+  std::optional<std::string> nccl;         // version of the baseline's
   std::optional<std::string> cublaslt;
   std::string build;  // version and commit that mk-perf was built from
   std::string compiler;

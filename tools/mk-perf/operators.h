@@ -111,6 +111,8 @@ class Problem {
   virtual ExpertOperands expert_operands(int) const { return {}; }
   // That the busiest rank moves to or from others, however the operator goes about it; all ranks on one node.
   virtual std::optional<double> link_bytes() const { return std::nullopt; }
+  // What the library says of a launch; nullopt where nobody asks.
+  virtual std::optional<mk_plan_t> plan() const { return std::nullopt; }
   // This rank's product for one rank by itself; nullptr where there is no such thing.
   virtual std::unique_ptr<Problem> alone(const Context&) const { return nullptr; }
 };
@@ -135,6 +137,8 @@ struct Operator {
   bool alone_comparable = true;
   // That work, where no shape has exactly as much. May be nullptr.
   AloneShape (*alone_shape)(const Shape& shape, int nranks) = nullptr;
+  // The shape that moves as much with next to no product. May be nullptr.
+  Shape (*collective_shape)(const Shape& shape) = nullptr;
 };
 
 extern const Operator kAllgatherGemm;

@@ -50,10 +50,12 @@ cxxopts::Options command_line() {
       text("auto"))("nccl-library", "NCCL, where the loader does not find it", text(""), "PATH")(
       "cublaslt-library", "cublasLt, where the loader does not find it", text(""), "PATH")(
       "b-layout", "Of the GEMM operators' B: kn or nk", text("kn"))(
-      "only", "Of a preset, the shapes with these values, e.g. m=16384; may be repeated",
-      cxxopts::value<std::vector<std::string>>(),
-      "k=v,...")("iters", "Timed launches a shape; back to back on GPUs: timed loops of 3 to 20 launches",
-                 text("20"))("warmup", "Launches before them", text("3"))(
+      "unfused",
+      "The GEMM operators without the fusion too: our product alone and what moves the data, one after the "
+      "other")("only", "Of a preset, the shapes with these values, e.g. m=16384; may be repeated",
+               cxxopts::value<std::vector<std::string>>(), "k=v,...")(
+      "iters", "Timed launches a shape; back to back on GPUs: timed loops of 3 to 20 launches", text("20"))(
+      "warmup", "Launches before them", text("3"))(
       "mode", "isolated (meet, launch, wait), back-to-back (meet, launch many times, wait) or both",
       text("isolated"))("host-time", "The host's time in a call too: median of up to 1,000 on an idle stream")(
       "json", "Write the results to this file too", text(""), "FILE")(
@@ -166,6 +168,7 @@ Options interpret(const cxxopts::ParseResult& parsed) {
   options.nccl_path = parsed["nccl-library"].as<std::string>();
   options.cublaslt_path = parsed["cublaslt-library"].as<std::string>();
   options.b_layout = parse_layout(parsed["b-layout"].as<std::string>());
+  options.unfused = parsed.count("unfused") > 0;
   options.host_time = parsed.count("host-time") > 0;
   options.iterations = integer(parsed, "iters", 1, 1000000);
   options.warmup = integer(parsed, "warmup", 0, 1000000);

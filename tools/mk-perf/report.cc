@@ -60,11 +60,15 @@ const std::vector<Column>& columns() {
        [](const Result& r) { return formatted(r.tflops < 1 ? "%.4f" : "%.1f", r.tflops); }},
       {"baseline us", true, false, [](const Result& r) { return microseconds(r.baseline_us); }},
       {"speed-up", true, false, [](const Result& r) { return ratio(r.baseline_us, r.fused.median_us); }},
+      {"unfused us", true, true, [](const Result& r) { return microseconds(r.unfused_us); }},
+      {"x unfused", true, true, [](const Result& r) { return ratio(r.unfused_us, r.fused.median_us); }},
       {"gemm us", true, false, [](const Result& r) { return microseconds(r.gemm_us); }},
       {"alone us", true, true, [](const Result& r) { return microseconds(r.alone_us); }},
       {"cublas us", true, true, [](const Result& r) { return microseconds(r.cublas_us); }},
       {"collective us", true, false, [](const Result& r) { return microseconds(r.collective_us); }},
+      {"moving us", true, true, [](const Result& r) { return microseconds(r.moving_us); }},
       {"link us", true, true, [](const Result& r) { return microseconds(r.link_us); }},
+      {"network us", true, true, [](const Result& r) { return microseconds(r.network_us); }},
       {"roofline us", true, false, [](const Result& r) { return microseconds(r.roofline_us); }},
       {"x roofline", true, true, [](const Result& r) { return ratio(r.fused.median_us, r.roofline_us); }},
       {"host us", true, true, [](const Result& r) { return microseconds(r.host_us); }},
@@ -144,6 +148,8 @@ void write_result(JsonWriter& json, const Result& result) {
   json.member("collective_us", result.collective_us).member("roofline_us", result.roofline_us);
   json.member("tflops", result.tflops);
   json.member("cublas_us", result.cublas_us).member("link_us", result.link_us);
+  json.member("network_us", result.network_us);
+  json.member("unfused_us", result.unfused_us).member("moving_us", result.moving_us);
   json.member("host_us", result.host_us);
   json.member("sm_mhz", result.sm_mhz).member("watts", result.watts);
   json.end_object();
@@ -201,6 +207,8 @@ std::string notes_text(const Machine& machine, const std::vector<std::string>& n
                       machine.link->ring_gb_per_s, machine.link->all_peers_gb_per_s);
     text += (machine.nvlinks ? formatted(" (%d NVLinks)", *machine.nvlinks) : "") + ".\n";
   }
+  if (machine.network_gb_per_s)
+    text += formatted("network, all ranks sending: %.1f GB/s a rank.\n", *machine.network_gb_per_s);
   if (machine.nccl && machine.cublaslt)
     text += "baseline: NCCL " + *machine.nccl + " and cublasLt " + *machine.cublaslt + " in one CUDA graph.\n";
   for (const std::string& note : notes) text += note + ".\n";
@@ -216,6 +224,7 @@ std::string json_text(const std::vector<Result>& results, const Machine& machine
   json.member("build", machine.build).member("compiler", machine.compiler);
   json.member("nvlinks", machine.nvlinks);
   write_link(json, machine);
+  json.member("network_gb_per_s", machine.network_gb_per_s);
   json.member("nccl", machine.nccl).member("cublaslt", machine.cublaslt);
   json.end_object();
   json.key("results").begin_array();

@@ -39,6 +39,9 @@ struct Result {
   double tflops = 0;  // of a rank
   std::optional<double> cublas_us;
   std::optional<double> link_us;
+  std::optional<double> network_us;
+  std::optional<double> unfused_us;
+  std::optional<double> moving_us;
   std::optional<double> host_us;
   std::optional<double> sm_mhz;
   std::optional<double> watts;
