@@ -107,7 +107,7 @@ Result<CudaExecutor::Planned*> CudaExecutor::planned(const GemmCall& call) const
   Planned planned{};
   if (rank_) {
     const Result<RankGemmPlan> plan =
-        rank_gemm_plan(call, context_.topology.rank, nranks(), rank_->num_sms(), rank_->nodes());
+        rank_gemm_plan(call, context_.topology.rank, nranks(), rank_->num_sms(), nodes());
     if (!plan.ok()) return plan.status();
     planned.with_peers = plan.value();
     planned.arena = find_arena(call, plan.value().area_bytes);
@@ -119,8 +119,10 @@ Result<CudaExecutor::Planned*> CudaExecutor::planned(const GemmCall& call) const
 
 // Which of the GEMM operators are not built between nodes, their plan says.
 Status CudaExecutor::check_nodes(const OperatorCall& any) const {
-  if (std::holds_alternative<GemmCall>(any) || !rank_ || rank_->nodes() == nullptr) return {};
-  return not_between_nodes(operator_name(operator_of(any)));
+  const mk_operator_t op = operator_of(any);
+  if (nodes() == nullptr || std::holds_alternative<GemmCall>(any) || op == MK_OPERATOR_RING_ATTENTION)
+    return {};
+  return not_between_nodes(operator_name(op));
 }
 
 Result<mk_plan_t> CudaExecutor::plan(const OperatorCall& any) const {
@@ -169,7 +171,7 @@ Status CudaExecutor::prepare(const OperatorCall& any, Deadline deadline) {
   if (!rank_) return prepare_alone();
   const auto& call = std::get<GemmCall>(any);
   if (!kernels_loaded_) {
-    MK_RETURN_IF_ERROR(cuda_error(rank_gemm_prepare(rank_->nodes() != nullptr), "loading the kernels"));
+    MK_RETURN_IF_ERROR(cuda_error(rank_gemm_prepare(nodes() != nullptr), "loading the kernels"));
     kernels_loaded_ = true;
   }
   const Result<Planned*> planned = this->planned(call);

@@ -76,6 +76,8 @@ class CudaExecutor : public Executor {
   };
 
   int nranks() const { return context_.topology.nranks; }
+  // Who is where, when the ranks are on several nodes; else null.
+  const TopologyView* nodes() const { return rank_ ? rank_->nodes() : nullptr; }
   size_t max_workspace_bytes() const;
   int num_sms_of(const GemmCall& call) const;  // one rank
   Result<Planned*> planned(const GemmCall& call) const;

@@ -18,13 +18,14 @@ struct AttentionSizes {
 
 bool is_backward(const RingAttentionCall& call) { return call.op == MK_OPERATOR_RING_ATTENTION_BACKWARD; }
 
-Result<AttentionSizes> attention_sizes(const RingAttentionCall& call, int rank, int nranks, int num_sms) {
+Result<AttentionSizes> attention_sizes(const RingAttentionCall& call, int rank, int nranks, int num_sms,
+                                       const TopologyView* nodes) {
   if (is_backward(call)) {
     const auto plan = ring_attention_backward_plan(call, rank, nranks, num_sms);
     if (!plan.ok()) return plan.status();
     return AttentionSizes{plan.value().plan, plan.value().area_bytes};
   }
-  const auto plan = ring_attention_plan(call, rank, nranks, num_sms);
+  const auto plan = ring_attention_plan(call, rank, nranks, num_sms, nodes);
   if (!plan.ok()) return plan.status();
   return AttentionSizes{plan.value().plan, plan.value().area_bytes};
 }
@@ -41,7 +42,7 @@ const CudaRank::Arena* CudaExecutor::find_arena(const RingAttentionCall& call, i
 
 Result<mk_plan_t> CudaExecutor::plan_attention(const RingAttentionCall& call) const {
   const Result<AttentionSizes> chosen =
-      attention_sizes(call, context_.topology.rank, nranks(), device_rank_sms());
+      attention_sizes(call, context_.topology.rank, nranks(), device_rank_sms(), nodes());
   if (!chosen.ok()) return chosen.status();
   mk_plan_t plan = chosen.value().plan;
   plan.prepared = find_arena(call, chosen.value().area_bytes) != nullptr ? 1 : 0;
@@ -50,11 +51,12 @@ Result<mk_plan_t> CudaExecutor::plan_attention(const RingAttentionCall& call) co
 
 Status CudaExecutor::prepare_attention(const RingAttentionCall& call, Deadline deadline) {
   const Result<AttentionSizes> chosen =
-      attention_sizes(call, context_.topology.rank, nranks(), device_rank_sms());
+      attention_sizes(call, context_.topology.rank, nranks(), device_rank_sms(), nodes());
   if (!chosen.ok()) return chosen.status();
   bool& is_loaded = attention_kernels_loaded_[is_backward(call) ? 1 : 0];
   if (!is_loaded) {
-    const cudaError_t error = is_backward(call) ? ring_attention_backward_prepare() : ring_attention_prepare();
+    const cudaError_t error =
+        is_backward(call) ? ring_attention_backward_prepare() : ring_attention_prepare(nodes() != nullptr);
     MK_RETURN_IF_ERROR(cuda_error(error, "loading the kernels"));
     is_loaded = true;
   }
@@ -91,7 +93,7 @@ Status CudaExecutor::enqueue_attention(const RingAttentionCall& call, cudaStream
         is_captured);
   }
   return enqueue_attention_planned(
-      call, ring_attention_plan(call, rank, nranks(), num_sms),
+      call, ring_attention_plan(call, rank, nranks(), num_sms, nodes()),
       [&](const RingAttentionPlan& plan, const RankComm& comm) {
         return ring_attention_launch(call, plan, comm, stream);
       },

@@ -10,7 +10,7 @@
 namespace mk {
 
 // Loads the kernels on the current device; may synchronise. Once a device, before the first launch.
-cudaError_t ring_attention_prepare();
+cudaError_t ring_attention_prepare(bool between_nodes);
 
 // Enqueues exactly one kernel of the plan's CTAs, which must be able to be resident together. `comm` is
 // complete but for what is the call's. Allocates nothing, waits for nothing, may be captured.

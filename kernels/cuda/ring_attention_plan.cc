@@ -2,9 +2,11 @@
 #include "kernels/cuda/ring_attention_plan.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "kernels/operator_names.h"
 #include "kernels/plan.h"
+#include "transport/command.h"
 
 namespace mk {
 namespace ring_attention {
@@ -17,6 +19,127 @@ constexpr int64_t LEAST_BYTES_PER_PUSH_CTA = 1 << 20;
 // A producer looks at a panel's flag twice, which takes about as long as a block's products: once for every
 // block, it cost 5 % of the time. Few panels arrive late for the first tiles.
 constexpr int MOST_PANELS = 12;  // of a run
+// From here on the network's rate no longer depends on the size of a put.
+constexpr int64_t PUT_BYTES = 512 << 10;
+// Left to a launch of fewer CTAs there would be none that computes, beside one that forwards and one that has
+// the network.
+constexpr int LEAST_CTAS_BETWEEN_NODES = 3;
+constexpr int MOST_FORWARD_CTAS = 4;
+constexpr int64_t LEAST_BYTES_PER_FORWARD_CTA = 1 << 20;
+
+// Panels of twice as many blocks.
+void widen_panels(KeyPanels* panels) {
+  panels->panel_blocks *= 2;
+  panels->run_panels = static_cast<int>(ceil_div(panels->run_blocks, panels->panel_blocks));
+}
+
+// Puts of about as many bytes, in heads that lie next to each other if one has not that much; larger ones where
+// there would be too few signals.
+void choose_puts(int64_t put_bytes, NetworkPanels* panels) {
+  const int64_t panel_bytes = int64_t{panels->panel_blocks} * panels->block_bytes();
+  panels->put_heads = 1;
+  panels->put_panels = static_cast<int>(
+      std::clamp<int64_t>(ceil_div(put_bytes, panel_bytes), 1, std::max(1, panels->run_panels)));
+  const int64_t run_bytes = int64_t{panels->run_blocks} * panels->block_bytes();
+  if (run_bytes < put_bytes) {
+    panels->put_panels = std::max(1, panels->run_panels);
+    panels->put_heads = static_cast<int>(std::clamp<int64_t>(
+        ceil_div(put_bytes, std::max<int64_t>(1, run_bytes)), 1, std::max(1, panels->num_heads)));
+  }
+  while (panels->num_signals() > kSignalsPerBank - kEntrySignals) {
+    if (panels->put_panels < panels->run_panels) {
+      panels->put_panels = std::min(2 * panels->put_panels, panels->run_panels);
+    } else if (panels->put_heads < panels->num_heads) {
+      panels->put_heads = std::min(2 * panels->put_heads, panels->num_heads);
+    } else {
+      return;
+    }
+  }
+}
+
+NetworkPanels network_panels(const RingAttentionCall& call, const CudaSlices& slices, int block_n,
+                             const KeyPanels& of_node) {
+  NetworkPanels panels{};
+  static_cast<KeyPanels&>(panels) = of_node;
+  panels.slices = slices;
+  panels.block_n = block_n;
+  while (panels.num_flags() > kFlagsPerBank && panels.run_panels > 1) widen_panels(&panels);
+  choose_puts(call.tuning.chunk_bytes > 0 ? call.tuning.chunk_bytes : PUT_BYTES, &panels);
+  set_needs(slices, &panels);
+  return panels;
+}
+
+// What a source's panels come to, for as many ranks or nodes as need each run.
+template <class CountOf>
+int64_t travelling_bytes(const NetworkPanels& panels, int source, CountOf&& count_of) {
+  int64_t blocks = 0;
+  for (int run = 0; run < panels.num_runs; ++run)
+    blocks += int64_t{panels.num_blocks(source, run)} * count_of(panels.needed_by[run][source]);
+  return blocks * panels.num_heads * panels.block_bytes();
+}
+
+Status check_puts(const RingAttentionCall& call, const NetworkPanels& panels) {
+  const int64_t put_blocks = int64_t{panels.put_heads} * panels.put_panels * panels.panel_blocks;
+  if (panels.num_signals() <= kSignalsPerBank - kEntrySignals &&
+      put_blocks * panels.block_bytes() <= UINT32_MAX &&
+      put_blocks * panels.num_puts() * panels.nranks <= INT32_MAX) {
+    return {};
+  }
+  return unsupported(call,
+                     format("%lld positions, %d key heads of all batches, need more than %d puts of a rank, "
+                            "or puts of more than 4 GiB, between nodes: use several calls",
+                            static_cast<long long>(call.seq), panels.num_heads,
+                            (static_cast<int>(kSignalsPerBank) - kEntrySignals) / panels.nranks));
+}
+
+int forward_ctas(const RingAttentionCall& call, const TopologyView& nodes, int64_t bytes, int num_sms) {
+  if (bytes == 0) return 0;
+  // A CTA stores less than the network brings, and each peer is a store.
+  const int64_t by_rate = nodes.local_nranks();
+  const int64_t wanted =
+      std::clamp<int64_t>(std::min(by_rate, bytes / LEAST_BYTES_PER_FORWARD_CTA), 1, MOST_FORWARD_CTAS);
+  const int64_t chosen = call.tuning.receive_ctas > 0 ? call.tuning.receive_ctas : wanted;
+  return static_cast<int>(std::clamp<int64_t>(chosen, 1, num_sms - (LEAST_CTAS_BETWEEN_NODES - 1)));
+}
+
+// What is different between nodes; the pushes' bytes go to *pushed, and *num_sms are left to compute.
+Status plan_network(const RingAttentionCall& call, const TopologyView& nodes, int block_n, int* num_sms,
+                    int64_t* pushed, RingAttentionPlan* to) {
+  if (*num_sms < LEAST_CTAS_BETWEEN_NODES) {
+    return unsupported(call, format("between nodes it needs %d CTAs or more, the communicator may use %d "
+                                    "(max_ctas, reserved_sms)",
+                                    LEAST_CTAS_BETWEEN_NODES, *num_sms));
+  }
+  to->network = network_panels(call, to->tiles.slices, block_n, to->panels);
+  to->panels = to->network;
+  const NetworkPanels& panels = to->network;
+  MK_RETURN_IF_ERROR(check_flags(call, panels, panels.num_flags()));
+  MK_RETURN_IF_ERROR(check_puts(call, panels));
+  to->nodes = make_node_ranks(nodes);
+  const RankOrder order = make_rank_order(nodes);
+  const RankSet others = to->nodes.own & ~(RankSet{1} << nodes.rank);
+  const auto bytes_to = [&](int source, RankSet ranks) {
+    return travelling_bytes(panels, source,
+                            [&](RankSet needed_by) { return std::popcount(needed_by & ranks); });
+  };
+  int64_t forwarded = 0;
+  for (int i = 0; i < order.num_relayed; ++i) forwarded += bytes_to(order.relayed[i], others);
+  mk_plan_t& plan = to->plan;
+  plan.link_bytes = bytes_to(nodes.rank, others) + forwarded;
+  plan.network_bytes = travelling_bytes(panels, nodes.rank, [&](RankSet needed_by) {
+    return std::count_if(to->nodes.of_rail, to->nodes.of_rail + order.num_rail_peers,
+                         [&](RankSet node) { return (needed_by & node) != 0; });
+  });
+  // To itself, for the network.
+  *pushed = bytes_to(nodes.rank, others) + travelling_bytes(panels, nodes.rank, [&](RankSet needed_by) {
+              return (needed_by & ~to->nodes.own) != 0 ? 1 : 0;
+            });
+  to->num_forward_ctas = forward_ctas(call, nodes, forwarded, *num_sms);
+  *num_sms -= to->num_forward_ctas + 1;
+  plan.receive_ctas = to->num_forward_ctas;
+  plan.send_ctas = 1;
+  return {};
+}
 
 }  // namespace
 
@@ -60,14 +183,13 @@ KeyPanels key_panels(const RingAttentionCall& call, const CudaSlices& slices, in
   panels.run_panels = static_cast<int>(ceil_div(panels.run_blocks, panel_blocks));
   while ((flags_a_panel * panels.num_flags() > kFlagsPerBank || panels.run_panels > MOST_PANELS) &&
          panels.run_panels > 1) {
-    panels.panel_blocks *= 2;
-    panels.run_panels = static_cast<int>(ceil_div(panels.run_blocks, panels.panel_blocks));
+    widen_panels(&panels);
   }
   return panels;
 }
 
-Status check_flags(const RingAttentionCall& call, const KeyPanels& panels, int flags_a_panel) {
-  if (flags_a_panel * panels.num_flags() <= kFlagsPerBank) return {};
+Status check_flags(const RingAttentionCall& call, const KeyPanels& panels, int64_t num_flags) {
+  if (num_flags <= kFlagsPerBank) return {};
   return unsupported(call,
                      format("%d key heads of all batches, of %d ranks, are more than there are flags for: "
                             "use several calls",
@@ -100,8 +222,8 @@ int push_ctas(const RingAttentionCall& call, const KeyPanels& panels, int64_t by
 
 using namespace ring_attention;
 
-Result<RingAttentionPlan> ring_attention_plan(const RingAttentionCall& call, int rank, int nranks,
-                                              int num_sms) {
+Result<RingAttentionPlan> ring_attention_plan(const RingAttentionCall& call, int rank, int nranks, int num_sms,
+                                              const TopologyView* nodes) {
   MK_RETURN_IF_ERROR(check_cuda_call(call));
   const RingAttentionTile& tile = RING_ATTENTION_TILES[call.dim <= 64 ? 0 : 1];
   RingAttentionPlan plan{};
@@ -114,16 +236,23 @@ Result<RingAttentionPlan> ring_attention_plan(const RingAttentionCall& call, int
                 std::max(1, call.kv_heads),
                 tile.block_m};
   plan.panels = key_panels(call, plan.tiles.slices, tile.head_dim, tile.block_n, 1, 1);
-  MK_RETURN_IF_ERROR(check_flags(call, plan.panels, 1));
+  MK_RETURN_IF_ERROR(check_flags(call, plan.panels, plan.panels.num_flags()));
   if (int64_t{call.batch} * call.heads * plan.tiles.tiles_of_head() > INT32_MAX)
     return unsupported(call, "more than 2^31 tiles of queries: use several calls");
   for (const bool zigzag : {false, true}) {
-    const KeyPanels panels =
-        key_panels(call, cuda_slices(call, nranks, zigzag), tile.head_dim, tile.block_n, 1, 1);
-    plan.area_bytes = std::max(plan.area_bytes, static_cast<int64_t>(panels.area_bytes()));
+    const CudaSlices slices = cuda_slices(call, nranks, zigzag);
+    const KeyPanels panels = key_panels(call, slices, tile.head_dim, tile.block_n, 1, 1);
+    const size_t bytes = nodes == nullptr ? panels.area_bytes()
+                                          : network_panels(call, slices, tile.block_n, panels).area_bytes();
+    plan.area_bytes = std::max(plan.area_bytes, static_cast<int64_t>(bytes));
   }
-  plan.plan.link_bytes = pushed_bytes(plan.panels, plan.tiles.slices, rank, tile.block_n);
-  plan.num_push_ctas = push_ctas(call, plan.panels, plan.plan.link_bytes, num_sms);
+  int64_t pushed = 0;
+  if (nodes != nullptr) {
+    MK_RETURN_IF_ERROR(plan_network(call, *nodes, tile.block_n, &num_sms, &pushed, &plan));
+  } else {
+    pushed = plan.plan.link_bytes = pushed_bytes(plan.panels, plan.tiles.slices, rank, tile.block_n);
+  }
+  plan.num_push_ctas = push_ctas(call, plan.panels, pushed, num_sms);
   const int64_t tiles = std::max(1, plan.tiles.size());
   const int most = call.tuning.compute_ctas > 0 ? std::min(num_sms, call.tuning.compute_ctas) : num_sms;
   // CTAs that push compute afterwards.

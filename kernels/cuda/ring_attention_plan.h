@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
-// How ring attention is run on the GPUs of a node: pure host code, globally equal fields in, configuration out.
+// How ring attention is run on GPUs: pure host code, globally equal fields in, configuration out.
 #pragma once
 
 #include "kernels/ops/ring_attention/cuda_blocks.h"
+#include "kernels/ops/ring_attention/network_panels.h"
 #include "kernels/ring_attention_call.h"
 #include "lib/status.h"
 
@@ -15,6 +16,10 @@ struct RingAttentionPlan {
   ring_attention::KeyPanels panels;
   int num_push_ctas = 0;
   int64_t area_bytes = 0;  // of a receive bank, for any causal mode
+  // Between nodes.
+  ring_attention::NetworkPanels network;
+  ring_attention::NodeRanks nodes;
+  int num_forward_ctas = 0;
 };
 
 // Queries of a tile, keys of a block, and the images of a block: what the kernels are built for.
@@ -26,8 +31,9 @@ struct RingAttentionTile {
 constexpr RingAttentionTile RING_ATTENTION_TILES[] = {{64, 128, 128}, {128, 128, 128}};
 constexpr int NUM_RING_ATTENTION_TILES = 2;
 
-// MK_ERROR_UNSUPPORTED says in words what is not built.
-Result<RingAttentionPlan> ring_attention_plan(const RingAttentionCall& call, int rank, int nranks, int num_sms);
+// MK_ERROR_UNSUPPORTED says in words what is not built. `nodes`: who is where, if there are several.
+Result<RingAttentionPlan> ring_attention_plan(const RingAttentionCall& call, int rank, int nranks, int num_sms,
+                                              const TopologyView* nodes = nullptr);
 
 // What the plans of both directions are made of.
 namespace ring_attention {
@@ -41,7 +47,7 @@ CudaSlices cuda_slices(const RingAttentionCall& call, int nranks, bool zigzag);
 KeyPanels key_panels(const RingAttentionCall& call, const CudaSlices& slices, int head_dim, int block_n,
                      int panel_blocks, int flags_a_panel);
 // Are there flags for all of them?
-Status check_flags(const RingAttentionCall& call, const KeyPanels& panels, int flags_a_panel);
+Status check_flags(const RingAttentionCall& call, const KeyPanels& panels, int64_t num_flags);
 // Bytes of keys and values that a rank pushes.
 int64_t pushed_bytes(const KeyPanels& panels, const CudaSlices& slices, int rank, int block_n);
 int push_ctas(const RingAttentionCall& call, const KeyPanels& panels, int64_t bytes, int num_sms);

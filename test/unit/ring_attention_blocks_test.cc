@@ -58,7 +58,7 @@ struct Cut {
 std::string walk_problem(const Cut& cut, const QueryTile& tile) {
   const CudaSlices& slices = cut.slices;
   const int last = tile.position + tile.num_rows - 1;
-  KeyBlockWalk walk(slices, cut.tiles.rank, cut.block_n, visible_range(slices, tile.position, last));
+  KeyBlockWalk walk(slices, RingOrder{cut.tiles.rank}, cut.block_n, visible_range(slices, tile.position, last));
   std::set<int> keys;
   int step = 0, left = walk.count();
   for (KeyBlock block; walk.next(&block);) {

@@ -66,9 +66,17 @@ MK_HOST_DEVICE VisibleRange visible_range(const CudaSlices& slices, int first_po
           slices.visible_begin(last_position), slices.visible_end(last_position)};
 }
 
+// In which order a rank takes keys inside a node: its own, then those of the next ranks in turn.
+struct RingOrder {
+  int rank;
+  MK_HOST_DEVICE int source(int step, int nranks) const {
+    return rank + step < nranks ? rank + step : rank + step - nranks;
+  }
+};
+
 // Keys of one head: block_n of a run's positions, or what is left of it.
 struct KeyBlock {
-  int step;  // whose: the rank `step` places after this one
+  int step;  // whose: the order's source `step`
   int run;
   int index;       // in its run
   int position;    // of its first key
@@ -76,12 +84,13 @@ struct KeyBlock {
   bool is_masked;  // some query of the tile does not see all of it
 };
 
-// The blocks of which a tile's queries see something: its own rank's first, then those of the next ranks in
-// turn.
+// The blocks of which a tile's queries see something: source after source of the order.
+template <class Order>
 class KeyBlockWalk {
  public:
-  MK_HOST_DEVICE KeyBlockWalk(const CudaSlices& slices, int rank, int block_n, const VisibleRange& visible)
-      : slices_(slices), rank_(rank), block_n_(block_n), visible_(visible) {}
+  MK_HOST_DEVICE KeyBlockWalk(const CudaSlices& slices, const Order& order, int block_n,
+                              const VisibleRange& visible)
+      : slices_(slices), order_(order), block_n_(block_n), visible_(visible) {}
 
   // How many there are: before the first next().
   MK_HOST_DEVICE int count() const {
@@ -111,7 +120,7 @@ class KeyBlockWalk {
       ++step_;
     }
     if (step_ == slices_.nranks) return false;
-    const int source = rank_ + step_ < slices_.nranks ? rank_ + step_ : rank_ + step_ - slices_.nranks;
+    const int source = order_.source(step_, slices_.nranks);
     begin_ = slices_.begin(source, run_);
     run_end_ = begin_ + slices_.count(source, run_);
     const int first = most(visible_.first_begin, begin_);
@@ -122,7 +131,7 @@ class KeyBlockWalk {
   }
 
   const CudaSlices& slices_;
-  const int rank_;
+  const Order order_;
   const int block_n_;
   const VisibleRange visible_;
   int step_ = 0, run_ = -1;

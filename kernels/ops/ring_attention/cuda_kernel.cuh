@@ -29,15 +29,17 @@ __device__ __forceinline__ void storage_init(CudaStorage<Config>& smem) {
   ptx::fence_mbarrier_init_release_cluster();
 }
 
+__device__ __forceinline__ RingOrder key_order(const CudaParams& params) { return {params.comm.rank}; }
+
 // ------------------------------------------------------------------ loading
 
 // The producer, one thread: hands out tiles and brings their queries, keys and values.
-template <class Config>
+template <class Config, class Params>
 class Producer {
  public:
   using Storage = CudaStorage<Config>;
 
-  __device__ Producer(const RankLaunch& launch, const CudaParams& params, Storage& smem)
+  __device__ Producer(const RankLaunch& launch, const Params& params, Storage& smem)
       : launch_(launch), params_(params), smem_(smem) {}
 
   __device__ __forceinline__ void run() {
@@ -66,7 +68,7 @@ class Producer {
 
   __device__ __forceinline__ void load(const QueryTile& tile) {
     const CudaSlices& slices = params_.tiles.slices;
-    KeyBlockWalk walk(slices, params_.comm.rank, Config::BLOCK_N,
+    KeyBlockWalk walk(slices, key_order(params_), Config::BLOCK_N,
                       visible_range(slices, tile.position, tile.position + tile.num_rows - 1));
     AttentionStorage<Config>& smem = smem_.attention;
     wait_barrier(&smem.queries_empty, queries_phase_ ^ 1);
@@ -109,13 +111,12 @@ class Producer {
   }
 
   __device__ __forceinline__ void await_panel(const QueryTile& tile, const KeyBlock& block) {
-    const KeyPanels& panels = params_.panels;
+    const auto& panels = params_.panels;
     const int panel = block.index / panels.panel_blocks;
-    const int flag = panels.flag(block.step, head_of(tile), block.run, panel);
+    const int flag = panels.flag(slot_of(params_, block.step), head_of(tile), block.run, panel);
     if (flag == last_flag_) return;
     last_flag_ = flag;
-    launch_.wait_flag(flag, DeviceRole::compute, DeviceObject::chunk,
-                      wrap(params_.comm.rank + block.step, params_.comm.nranks), flag);
+    launch_.wait_flag(flag, DeviceRole::compute, DeviceObject::chunk, source_of(params_, block.step), flag);
     // TMA is another proxy than the loads that saw the flag.
     ptx::fence_proxy_async_global();
   }
@@ -135,8 +136,9 @@ class Producer {
                                                    row, tile.kv_head, tile.batch);
       }
     } else {
-      const size_t offset = params_.panels.offset(block.step, head_of(tile), block.run, block.index) +
-                            (value ? Config::KEY_BYTES : 0);
+      const size_t offset =
+          params_.panels.offset(slot_of(params_, block.step), head_of(tile), block.run, block.index) +
+          (value ? Config::KEY_BYTES : 0);
       ptx::cp_async_bulk_shared_global(to, launch_.area(params_.comm.rank, offset), Config::KEY_BYTES, full);
     }
     if (++stage.slot == Config::NUM_STAGES) {
@@ -146,7 +148,7 @@ class Producer {
   }
 
   const RankLaunch& launch_;
-  const CudaParams& params_;
+  const Params& params_;
   Storage& smem_;
   uint32_t queries_phase_ = 0;
   Stage keys_, values_;
@@ -180,8 +182,8 @@ __device__ __forceinline__ void mask_block(float (&logits)[NUM_LOGITS], const Ke
   }
 }
 
-template <class Config>
-__device__ __forceinline__ void store_tile(const CudaParams& params, const QueryTile& tile, int row_in_tile,
+template <class Config, class Params>
+__device__ __forceinline__ void store_tile(const Params& params, const QueryTile& tile, int row_in_tile,
                                            const float (&outputs)[Config::HEAD_DIM / 2],
                                            const SoftmaxRows& rows, float scale) {
   using Element = typename Config::Element;
@@ -218,8 +220,8 @@ __device__ __forceinline__ void store_tile(const CudaParams& params, const Query
   }
 }
 
-template <class Config>
-__device__ __forceinline__ void consume(const CudaParams& params, CudaStorage<Config>& smem, int warpgroup) {
+template <class Config, class Params>
+__device__ __forceinline__ void consume(const Params& params, CudaStorage<Config>& smem, int warpgroup) {
   constexpr float LN2 = 0.693147180559945309f;
   AttentionConsumer<Config> attention(smem.attention, warpgroup, params.scale_log2, params.negate);
   attention.begin();
@@ -231,7 +233,7 @@ __device__ __forceinline__ void consume(const CudaParams& params, CudaStorage<Co
     if (item < 0) return;
     const QueryTile tile = params.tiles.at(item);
     const VisibleRange visible = visible_range(slices, tile.position, tile.position + tile.num_rows - 1);
-    KeyBlockWalk walk(slices, params.comm.rank, Config::BLOCK_N, visible);
+    KeyBlockWalk walk(slices, key_order(params), Config::BLOCK_N, visible);
     const int num_blocks = walk.count();
     KeyBlock block;
     RowRanges ranges;
@@ -260,43 +262,52 @@ __device__ __forceinline__ void consume(const CudaParams& params, CudaStorage<Co
   }
 }
 
-template <class Config>
-__global__ void __launch_bounds__(Config::NUM_THREADS, 1)
-    ring_attention_kernel(const __grid_constant__ CudaParams params) {
+// One of `num_ctas` CTAs that compute, the last of which push before. With GREETS a warp of the first one meets
+// the other ranks.
+template <class Config, bool GREETS, class Params>
+__device__ __forceinline__ void run_compute_cta(const RankLaunch& launch, const Params& params,
+                                                CudaStorage<Config>& smem, int num_ctas) {
   // 168 registers a thread at the start; what the producer's warpgroup gives back, the consumers get.
   constexpr int NUM_PRODUCER_REGISTERS = 72;
   constexpr int NUM_CONSUMER_REGISTERS = 216;
   static_assert(128 * (168 - NUM_PRODUCER_REGISTERS) >= 256 * (NUM_CONSUMER_REGISTERS - 168));
-  extern __shared__ __align__(1024) uint8_t smem_bytes[];
-  CudaStorage<Config>& smem = *reinterpret_cast<CudaStorage<Config>*>(smem_bytes);
-  const RankLaunch launch(params.comm);
-  launch.begin_cta();
   if (threadIdx.x == 0) storage_init(smem);
   __syncthreads();
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
   if (warpgroup == Config::NUM_CONSUMER_WARPGROUPS) {
     ptx::setmaxnreg_dec<NUM_PRODUCER_REGISTERS>();
     const int warp = __shfl_sync(~0u, threadIdx.x % 128 / 32, 0);
-    const int push_cta = static_cast<int>(blockIdx.x) - (static_cast<int>(gridDim.x) - params.num_push_ctas);
+    const int push_cta = static_cast<int>(blockIdx.x) - (num_ctas - params.num_push_ctas);
     if (warp > 0) {
       if (push_cta >= 0) {
         push_keys<Config>(launch, params, smem.push, smem.attention.keys[0], warp - 1, push_cta);
       }
-      if (blockIdx.x == 0 && warp == 3) launch.greet();
+      if (GREETS && blockIdx.x == 0 && warp == 3) launch.greet();
     } else {
       if (push_cta >= 0) signal_keys<Config>(launch, params, smem.push);
-      if (threadIdx.x % 32 == 0) Producer<Config>(launch, params, smem).run();
+      if (threadIdx.x % 32 == 0) Producer<Config, Params>(launch, params, smem).run();
       __syncwarp();
     }
   } else {
     ptx::setmaxnreg_inc<NUM_CONSUMER_REGISTERS>();
     consume<Config>(params, smem, warpgroup);
   }
+}
+
+template <class Config>
+__global__ void __launch_bounds__(Config::NUM_THREADS, 1)
+    ring_attention_kernel(const __grid_constant__ CudaParams params) {
+  extern __shared__ __align__(1024) uint8_t smem_bytes[];
+  CudaStorage<Config>& smem = *reinterpret_cast<CudaStorage<Config>*>(smem_bytes);
+  const RankLaunch launch(params.comm);
+  launch.begin_cta();
+  run_compute_cta<Config, true>(launch, params, smem, gridDim.x);
   launch.end_cta();
 }
 
-struct CudaKernel {
-  void (*kernel)(CudaParams);
+template <class Params>
+struct CudaKernelOf {
+  void (*kernel)(Params);
   int num_threads;
   int smem_bytes;
   int head_dim;
@@ -304,28 +315,36 @@ struct CudaKernel {
   int block_n;
 };
 constexpr int NUM_CUDA_KERNELS = 2;  // head_dim up to 64, and up to 128
-struct CudaTable {
-  CudaKernel entries[NUM_CUDA_KERNELS];
+template <class Params>
+struct CudaTableOf {
+  CudaKernelOf<Params> entries[NUM_CUDA_KERNELS];
 };
+using CudaTable = CudaTableOf<CudaParams>;
 const CudaTable& cuda_kernels_bf16();
 const CudaTable& cuda_kernels_fp16();
 
-template <class Config>
-constexpr CudaKernel cuda_kernel_entry() {
+template <class Config, class Params>
+constexpr CudaKernelOf<Params> cuda_kernel_entry(void (*kernel)(Params), size_t smem_bytes) {
   static_assert(sizeof(CudaStorage<Config>) <= 227 * 1024);
   static_assert(KEY_PUSH_BYTES<Config> <= 2 * Config::NUM_STAGES * Config::KEY_BYTES);
-  return {ring_attention_kernel<Config>,
-          Config::NUM_THREADS,
-          sizeof(CudaStorage<Config>),
-          Config::HEAD_DIM,
-          Config::BLOCK_M,
-          Config::BLOCK_N};
+  return {kernel,           Config::NUM_THREADS, static_cast<int>(smem_bytes),
+          Config::HEAD_DIM, Config::BLOCK_M,     Config::BLOCK_N};
+}
+
+template <class Config>
+constexpr CudaKernelOf<CudaParams> cuda_kernel_entry() {
+  return cuda_kernel_entry<Config>(ring_attention_kernel<Config>, sizeof(CudaStorage<Config>));
 }
 
 template <class Element>
+using NarrowConfig = AttentionConfig<64, 128, 4, Element>;
+template <class Element>
+using WideConfig = AttentionConfig<128, 128, 2, Element>;
+
+template <class Element>
 const CudaTable& cuda_kernel_table() {
-  static const CudaTable table{{cuda_kernel_entry<AttentionConfig<64, 128, 4, Element>>(),
-                                cuda_kernel_entry<AttentionConfig<128, 128, 2, Element>>()}};
+  static const CudaTable table{
+      {cuda_kernel_entry<NarrowConfig<Element>>(), cuda_kernel_entry<WideConfig<Element>>()}};
   return table;
 }
 

@@ -1,23 +1,25 @@
 // SPDX-License-Identifier: MIT
-// Ring attention on GPUs of one node: what its kernel is given.
+// Ring attention on GPUs: what its kernels are given.
 #pragma once
 
 #include <cuda.h>
 
 #include "kernels/device/rank_comm.h"
 #include "kernels/ops/ring_attention/cuda_blocks.h"
+#include "kernels/ops/ring_attention/network_panels.h"
 
 namespace mk::ring_attention {
 
-struct CudaParams {
+template <class Panels>
+struct CudaParamsOf {
   RankComm comm;
   // This rank's rows, [batch][head][row][dim] whatever the order in memory.
   CUtensorMap map_q;
   CUtensorMap map_k;
   CUtensorMap map_v;
   QueryTiles tiles;
-  KeyPanels panels;
-  int num_push_ctas;  // the last ones of the grid, until they have pushed everything
+  Panels panels;
+  int num_push_ctas;  // the last ones that compute, until they have pushed everything
   int dim;
   float scale_log2;  // |scale| log2(e)
   bool negate;       // scale < 0
@@ -27,6 +29,15 @@ struct CudaParams {
   int64_t o_batch_bytes;
   float* lse;        // or null
   int64_t lse_rows;  // of a head
+};
+
+// Inside a node.
+using CudaParams = CudaParamsOf<KeyPanels>;
+
+// Between nodes.
+struct NetworkParams : CudaParamsOf<NetworkPanels> {
+  int num_compute_ctas;  // the first ones; behind them those that forward, and at last the one with the network
+  NodeRanks nodes;
 };
 
 }  // namespace mk::ring_attention

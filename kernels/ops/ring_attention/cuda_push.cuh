@@ -74,6 +74,16 @@ class PieceWalk {
   int at_ = 0;
 };
 
+// Whose keys are the source `step` of a tile's order, and the number under which they lie in receive areas.
+template <class Params>
+__device__ __forceinline__ int source_of(const Params& params, int step) {
+  return wrap(params.comm.rank + step, params.comm.nranks);
+}
+template <class Params>
+__device__ __forceinline__ int slot_of(const Params&, int step) {
+  return step;
+}
+
 // Does `peer` need one of the unit's keys?
 template <class Config, class Params>
 __device__ __forceinline__ bool peer_needs(const Params& params, const PanelUnit& unit, int peer) {
@@ -82,6 +92,25 @@ __device__ __forceinline__ bool peer_needs(const Params& params, const PanelUnit
   const int run_end = run_begin + slices.count(params.comm.rank, unit.run);
   const int begin = run_begin + unit.block * Config::BLOCK_N;
   return sees_some(slices, peer, begin, least(begin + unit.num_blocks * Config::BLOCK_N, run_end));
+}
+
+// visit(peer, slot) for each rank that a unit of this rank is pushed to, and the number under which it lies
+// there.
+template <class Config, class Params, class Visit>
+__device__ __forceinline__ void visit_receivers(const Params& params, const PanelUnit& unit, Visit&& visit) {
+  const int rank = params.comm.rank, nranks = params.comm.nranks;
+#pragma unroll 1
+  for (int step = 1; step < nranks; ++step) {
+    // To the nearest one before this rank first: it takes this rank's keys next to its own.
+    const int peer = rank >= step ? rank - step : rank - step + nranks;
+    if (peer_needs<Config>(params, unit, peer)) visit(peer, step);
+  }
+}
+
+// The number under which arrivals of a unit of this rank are counted.
+template <class Params>
+__device__ __forceinline__ int count_of_unit(const Params&, int unit) {
+  return unit;
 }
 
 template <class Config, class Params>
@@ -99,16 +128,11 @@ __device__ __forceinline__ void load_piece(const Params& params, const Piece& pi
 template <class Config, class Params>
 __device__ __forceinline__ void store_piece(const RankLaunch& launch, const Params& params, const Piece& piece,
                                             const uint8_t* buffer) {
-  const int rank = params.comm.rank, nranks = params.comm.nranks;
   const size_t within = (piece.value ? Config::KEY_BYTES : 0) + piece.column_block * Config::KEY_COLUMN_BYTES;
-#pragma unroll 1
-  for (int step = 1; step < nranks; ++step) {
-    // To the nearest one before this rank first: it takes this rank's keys next to its own.
-    const int peer = rank >= step ? rank - step : rank - step + nranks;
-    if (!peer_needs<Config>(params, piece.unit, peer)) continue;
-    const size_t offset = params.panels.offset(step, piece.unit.head, piece.unit.run, piece.block) + within;
+  visit_receivers<Config>(params, piece.unit, [&](int peer, int slot) {
+    const size_t offset = params.panels.offset(slot, piece.unit.head, piece.unit.run, piece.block) + within;
     ptx::cp_async_bulk_global_shared(launch.area(peer, offset), buffer, Config::KEY_COLUMN_BYTES);
-  }
+  });
   ptx::cp_async_bulk_commit_group();
 }
 
@@ -169,7 +193,7 @@ __device__ __forceinline__ void push_keys(const RankLaunch& launch, const Params
 template <class Config, class Params>
 __device__ __forceinline__ void signal_keys(const RankLaunch& launch, const Params& params,
                                             KeyPushStorage& smem) {
-  const KeyPanels& panels = params.panels;
+  const auto& panels = params.panels;
   const auto unit_of = [&](uint64_t note) {
     const int head = static_cast<int>(note >> 32);
     const int run = static_cast<int>(note >> 31 & 1);
@@ -180,17 +204,14 @@ __device__ __forceinline__ void signal_keys(const RankLaunch& launch, const Para
       smem.signals,
       [&](uint64_t note, uint32_t* expected) {
         *expected = 1;
-        return &params.comm.state->counts[unit_of(note)];
+        return &params.comm.state->counts[count_of_unit(params, unit_of(note))];
       },
       [&](uint64_t note) {
         const PanelUnit unit =
             panel_unit(panels, params.tiles.slices, params.comm.rank, Config::BLOCK_N, unit_of(note));
-        for (int step = 1; step < params.comm.nranks; ++step) {
-          const int peer =
-              params.comm.rank >= step ? params.comm.rank - step : params.comm.rank - step + params.comm.nranks;
-          if (!peer_needs<Config>(params, unit, peer)) continue;
-          launch.raise_flag_relaxed(peer, panels.flag(step, unit.head, unit.run, unit.panel));
-        }
+        visit_receivers<Config>(params, unit, [&](int peer, int slot) {
+          launch.raise_flag_relaxed(peer, panels.flag(slot, unit.head, unit.run, unit.panel));
+        });
       });
 }
 

@@ -14,6 +14,7 @@ namespace mk::ring_attention_backward {
 using ring_attention::ItemCursor;
 using ring_attention::KeyBlock;
 using ring_attention::KeyBlockWalk;
+using ring_attention::RingOrder;
 using ring_attention::QueryTile;
 using ring_attention::wait_barrier;
 
@@ -86,7 +87,7 @@ class Producer {
   // Queries and dO, then keys and values past them.
   __device__ __forceinline__ void load(const QueryTile& tile) {
     const CudaSlices& slices = params_.tiles.slices;
-    KeyBlockWalk walk(slices, params_.comm.rank, BLOCK_ROWS,
+    KeyBlockWalk walk(slices, RingOrder{params_.comm.rank}, BLOCK_ROWS,
                       visible_range(slices, tile.position, tile.position + tile.num_rows - 1));
     const int num_blocks = blocks_of(tile.num_rows);
     begin_tile(num_blocks);
