@@ -32,7 +32,7 @@ Result<RingAttentionBackwardPlan> ring_attention_backward_plan(const RingAttenti
   plan.panels = make_panels(call, slices);
   plan.tiles = {slices, rank, static_cast<int>(call.batch), call.heads, std::max(1, call.kv_heads), TILE_ROWS};
   plan.key_tiles = {slices, rank, plan.panels.num_heads};
-  MK_RETURN_IF_ERROR(check_flags(call, plan.panels, FLAGS_A_PANEL * plan.panels.num_flags()));
+  MK_RETURN_IF_ERROR(check_flags(call, plan.panels, plan.panels.num_flags()));
   const int64_t num_tiles =
       int64_t{call.batch} * call.heads * plan.tiles.tiles_of_head() + plan.key_tiles.size();
   if (num_tiles > INT32_MAX) return unsupported(call, "more than 2^31 tiles: use several calls");
