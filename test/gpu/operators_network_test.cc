@@ -5,89 +5,13 @@
 // communicator goes on.
 //
 //   operators_network_test [--ranks N] [--quick]      MK_TEST_TRANSPORT=rc: over this one alone
-#include <dlfcn.h>
-
-#include "operators_run.h"
+#include "network_transports.h"
 
 namespace {
 
 using namespace operators;
 
 Tally tally;
-
-struct Transport {
-  const char* name;
-  std::vector<std::pair<const char*, const char*>> environment;
-};
-
-const std::vector<const char*> VARIABLES = {"MK_SOFTNIC_KIND", "MK_SOFTNIC_SEED", "MK_SOFTNIC_NICS",
-                                            "MK_IB_SIGNAL"};
-
-// Emulated NICs, or libfabric.
-bool is_there(const Transport& transport) {
-  if (std::strcmp(transport.name, "ofi") == 0) return dlopen("libfabric.so.1", RTLD_NOW) != nullptr;
-  const char* const library = std::getenv("MK_VERBS_LIBRARY");
-  return library != nullptr && access(library, R_OK) == 0;
-}
-
-std::vector<Transport> transports() {
-  const std::vector<Transport> all = {
-      {"rc", {{"MK_SOFTNIC_KIND", "ib"}}},
-      {"rc", {{"MK_SOFTNIC_KIND", "roce"}, {"MK_SOFTNIC_SEED", "5"}, {"MK_SOFTNIC_NICS", "2"}}},
-      {"rc", {{"MK_SOFTNIC_KIND", "ib"}, {"MK_IB_SIGNAL", "completion"}}},
-      {"srd", {{"MK_SOFTNIC_KIND", "efa"}}},
-      {"srd", {{"MK_SOFTNIC_KIND", "efa"}, {"MK_SOFTNIC_SEED", "7"}, {"MK_SOFTNIC_NICS", "2"}}},
-      {"ofi", {}}};
-  const char* const wanted = std::getenv("MK_TEST_TRANSPORT");
-  std::vector<Transport> chosen;
-  for (const Transport& transport : all) {
-    if (wanted != nullptr && std::strcmp(wanted, transport.name) != 0) continue;
-    if (is_there(transport)) {
-      chosen.push_back(transport);
-    } else {
-      tally.say(text("%s: left out: no %s", transport.name,
-                     std::strcmp(transport.name, "ofi") == 0 ? "libfabric" : "MK_VERBS_LIBRARY"));
-    }
-  }
-  return chosen;
-}
-
-std::string describe(const Transport& transport) {
-  std::string words = transport.name;
-  for (const auto& [name, value] : transport.environment) words += text(" %s=%s", name, value);
-  return words;
-}
-
-void set_transport(const Transport& transport) {
-  for (const char* const name : VARIABLES) unsetenv(name);
-  for (const auto& [name, value] : transport.environment) setenv(name, value, 1);
-}
-
-// Node of each rank.
-std::vector<std::vector<int32_t>> splits(int nranks) {
-  switch (nranks) {
-    case 2:
-      return {{0, 1}};
-    case 3:
-      return {{0, 0, 1}, {0, 1, 2}};
-    case 4:
-      return {{0, 0, 1, 1}, {0, 1, 0, 1}, {0, 1, 2, 3}, {0, 0, 0, 1}};
-    default: {
-      std::vector<std::vector<int32_t>> found(2);
-      for (int rank = 0; rank < nranks; ++rank) {
-        found[0].push_back(rank * 2 / nranks);
-        found[1].push_back(rank / 2);
-      }
-      return found;
-    }
-  }
-}
-
-std::string describe(const std::vector<int32_t>& nodes) {
-  std::string words;
-  for (const int32_t node : nodes) words += text("%s%d", words.empty() ? "" : ",", node);
-  return words;
-}
 
 std::vector<Problem> problems(bool quick) {
   constexpr mk_operator_t AG = MK_OPERATOR_ALLGATHER_GEMM;
@@ -230,8 +154,7 @@ void run_refused(Rank& rank, Watchdog& watchdog, const std::string& where) {
   check("a combine", mk_moe_gemm_combine_prepare(rank.comm, &moe));
   mk_ring_attention_maxima_t attention = MK_RING_ATTENTION_MAXIMA_INIT;
   attention.batch = 1, attention.seq = 512, attention.heads = attention.kv_heads = 2, attention.dim = 64;
-  check("attention", mk_ring_attention_prepare(rank.comm, &attention));
-  check("its backward", mk_ring_attention_backward_prepare(rank.comm, &attention));
+  check("gradients of attention", mk_ring_attention_backward_prepare(rank.comm, &attention));
   rank.meet();
 }
 
@@ -279,7 +202,7 @@ void run_split(const Options& options, Watchdog& watchdog, const Transport& tran
 int main(int argc, char** argv) {
   const Options options = start(argc, argv);
   Watchdog watchdog(tally, options.nranks);
-  const std::vector<Transport> all = transports();
+  const std::vector<Transport> all = transports(tally);
   if (all.empty()) return 77;
   for (const Transport& transport : all) {
     for (const auto& nodes : splits(options.nranks)) run_split(options, watchdog, transport, nodes);
