@@ -13,6 +13,28 @@ inline void cp_async_bulk_shared_global(void* smem_destination, const void* gmem
 inline void cp_async_bulk_global_shared(void* gmem_destination, const void* smem_source, uint32_t num_bytes) {
   std::memcpy(gmem_destination, smem_source, num_bytes);
 }
+// What a CUtensorMap of four dimensions holds here: boxes are 64 columns of box_rows rows, filled up with
+// zeros, and not swizzled.
+struct EmulatedTensor {
+  const uint16_t* data;
+  int64_t dims[4];
+  int64_t stride_bytes[3];
+  int64_t box_rows;
+};
+inline void cp_async_bulk_tensor_4d_shared_global(void* smem_destination, const CUtensorMap* map, uint64_t*,
+                                                  int32_t column, int32_t row, int32_t third, int32_t fourth) {
+  EmulatedTensor tensor;
+  static_assert(sizeof tensor <= sizeof *map);
+  std::memcpy(&tensor, map, sizeof tensor);
+  auto* to = static_cast<uint16_t*>(smem_destination);
+  for (int64_t y = row; y < row + tensor.box_rows; ++y) {
+    for (int64_t x = column; x < column + 64; ++x, ++to) {
+      const int64_t offset =
+          y * tensor.stride_bytes[0] + third * tensor.stride_bytes[1] + fourth * tensor.stride_bytes[2];
+      *to = x < tensor.dims[0] && y < tensor.dims[1] ? tensor.data[offset / 2 + x] : 0;
+    }
+  }
+}
 inline void prefetch_tensormap(const CUtensorMap*) {}
 inline void cp_async_bulk_commit_group() {}
 template <int NUM_PENDING>
