@@ -21,8 +21,7 @@ constexpr int64_t LEAST_BYTES_PER_PUSH_CTA = 1 << 20;
 constexpr int MOST_PANELS = 12;  // of a run
 // From here on the network's rate no longer depends on the size of a put.
 constexpr int64_t PUT_BYTES = 512 << 10;
-// Left to a launch of fewer CTAs there would be none that computes, beside one that forwards and one that has
-// the network.
+// One that computes, one that forwards, one that has the network.
 constexpr int LEAST_CTAS_BETWEEN_NODES = 3;
 constexpr int MOST_FORWARD_CTAS = 4;
 constexpr int64_t LEAST_BYTES_PER_FORWARD_CTA = 1 << 20;
@@ -94,7 +93,7 @@ Status check_puts(const RingAttentionCall& call, const NetworkPanels& panels) {
 
 int forward_ctas(const RingAttentionCall& call, const TopologyView& nodes, int64_t bytes, int num_sms) {
   if (bytes == 0) return 0;
-  // A CTA stores less than the network brings, and each peer is a store.
+  // A CTA stores about 38 GB/s; the network brings 50, once for each of the others.
   const int64_t by_rate = nodes.local_nranks();
   const int64_t wanted =
       std::clamp<int64_t>(std::min(by_rate, bytes / LEAST_BYTES_PER_FORWARD_CTA), 1, MOST_FORWARD_CTAS);
