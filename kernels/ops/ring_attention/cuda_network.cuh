@@ -25,20 +25,22 @@ __device__ __forceinline__ int slot_of(const NetworkParams& params, int step) {
   return source_of(params, step);
 }
 
-template <class Config, class Visit>
-__device__ __forceinline__ void visit_receivers(const NetworkParams& params, const PanelUnit& unit,
-                                                Visit&& visit) {
+// This rank itself, for the network, which has the longest way to go, then the others of its node.
+__device__ __forceinline__ int first_receiver(const NetworkParams&) { return 0; }
+__device__ __forceinline__ int end_of_receivers(const NetworkParams& params) {
+  return params.comm.order.num_local;
+}
+__device__ __forceinline__ int receiver_at(const NetworkParams& params, int step) {
   const RankOrder& order = params.comm.order;
+  return order.rank_at[step == 0 ? 0 : order.num_local - step];
+}
+template <class Config>
+__device__ __forceinline__ bool receiver_needs(const NetworkParams& params, const PanelUnit& unit, int peer) {
   const int rank = params.comm.rank;
   const RankSet needed_by = params.panels.needed_by[unit.run][rank];
-  // For the network, which has the longest way to go.
-  if ((needed_by & ~params.nodes.own) != 0) visit(rank, rank);
-#pragma unroll 1
-  for (int step = order.num_local - 1; step > 0; --step) {
-    const int peer = order.rank_at[step];
-    if (is_in(needed_by, peer)) visit(peer, rank);
-  }
+  return peer == rank ? (needed_by & ~params.nodes.own) != 0 : is_in(needed_by, peer);
 }
+__device__ __forceinline__ int slot_at_receiver(const NetworkParams& params, int) { return params.comm.rank; }
 
 // Behind those of the ranks before: what is forwarded is counted, too.
 __device__ __forceinline__ int count_of_unit(const NetworkParams& params, int unit) {

@@ -94,17 +94,27 @@ __device__ __forceinline__ bool peer_needs(const Params& params, const PanelUnit
   return sees_some(slices, peer, begin, least(begin + unit.num_blocks * Config::BLOCK_N, run_end));
 }
 
-// visit(peer, slot) for each rank that a unit of this rank is pushed to, and the number under which it lies
-// there.
-template <class Config, class Params, class Visit>
-__device__ __forceinline__ void visit_receivers(const Params& params, const PanelUnit& unit, Visit&& visit) {
-  const int rank = params.comm.rank, nranks = params.comm.nranks;
-#pragma unroll 1
-  for (int step = 1; step < nranks; ++step) {
-    // To the nearest one before this rank first: it takes this rank's keys next to its own.
-    const int peer = rank >= step ? rank - step : rank - step + nranks;
-    if (peer_needs<Config>(params, unit, peer)) visit(peer, step);
-  }
+// The ranks that this one pushes to, of which each needs some units, and the number under which its keys lie
+// there: to the nearest one before this rank first, for it takes this rank's keys next to its own.
+template <class Params>
+__device__ __forceinline__ int first_receiver(const Params&) {
+  return 1;
+}
+template <class Params>
+__device__ __forceinline__ int end_of_receivers(const Params& params) {
+  return params.comm.nranks;
+}
+template <class Params>
+__device__ __forceinline__ int receiver_at(const Params& params, int step) {
+  return params.comm.rank >= step ? params.comm.rank - step : params.comm.rank - step + params.comm.nranks;
+}
+template <class Config, class Params>
+__device__ __forceinline__ bool receiver_needs(const Params& params, const PanelUnit& unit, int peer) {
+  return peer_needs<Config>(params, unit, peer);
+}
+template <class Params>
+__device__ __forceinline__ int slot_at_receiver(const Params&, int step) {
+  return step;
 }
 
 // The number under which arrivals of a unit of this rank are counted.
@@ -129,10 +139,14 @@ template <class Config, class Params>
 __device__ __forceinline__ void store_piece(const RankLaunch& launch, const Params& params, const Piece& piece,
                                             const uint8_t* buffer) {
   const size_t within = (piece.value ? Config::KEY_BYTES : 0) + piece.column_block * Config::KEY_COLUMN_BYTES;
-  visit_receivers<Config>(params, piece.unit, [&](int peer, int slot) {
+#pragma unroll 1
+  for (int step = first_receiver(params); step < end_of_receivers(params); ++step) {
+    const int peer = receiver_at(params, step);
+    if (!receiver_needs<Config>(params, piece.unit, peer)) continue;
+    const int slot = slot_at_receiver(params, step);
     const size_t offset = params.panels.offset(slot, piece.unit.head, piece.unit.run, piece.block) + within;
     ptx::cp_async_bulk_global_shared(launch.area(peer, offset), buffer, Config::KEY_COLUMN_BYTES);
-  });
+  }
   ptx::cp_async_bulk_commit_group();
 }
 
@@ -209,9 +223,12 @@ __device__ __forceinline__ void signal_keys(const RankLaunch& launch, const Para
       [&](uint64_t note) {
         const PanelUnit unit =
             panel_unit(panels, params.tiles.slices, params.comm.rank, Config::BLOCK_N, unit_of(note));
-        visit_receivers<Config>(params, unit, [&](int peer, int slot) {
+        for (int step = first_receiver(params); step < end_of_receivers(params); ++step) {
+          const int peer = receiver_at(params, step);
+          if (!receiver_needs<Config>(params, unit, peer)) continue;
+          const int slot = slot_at_receiver(params, step);
           launch.raise_flag_relaxed(peer, panels.flag(slot, unit.head, unit.run, unit.panel));
-        });
+        }
       });
 }
 
