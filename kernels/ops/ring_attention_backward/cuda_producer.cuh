@@ -14,8 +14,8 @@ namespace mk::ring_attention_backward {
 using ring_attention::ItemCursor;
 using ring_attention::KeyBlock;
 using ring_attention::KeyBlockWalk;
-using ring_attention::RingOrder;
 using ring_attention::QueryTile;
+using ring_attention::RingOrder;
 using ring_attention::wait_barrier;
 
 template <class Config>
