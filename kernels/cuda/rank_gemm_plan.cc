@@ -95,16 +95,18 @@ int compute_ctas(const GemmCall& call, int num_ctas) {
   return call.tuning.compute_ctas > 0 ? std::min(call.tuning.compute_ctas, num_ctas) : num_ctas;
 }
 
-// CTAs that only push, beside a product of `product_us` in which `bytes` are to go to peers.
-int choose_push_ctas(const GemmCall& call, int num_sms, double bytes, double product_us) {
-  constexpr double BYTES_PER_US_OF_CTA = 38e3;
+// CTAs that only push, beside a product of `product_us` in which `bytes` are to go to peers. Between nodes they
+// are to be through with own rows in half that time: then they forward what has come from the network.
+int choose_push_ctas(const GemmCall& call, int num_sms, double bytes, double product_us,
+                     bool is_between_nodes) {
+  const double bytes_per_us_of_cta = is_between_nodes ? 20e3 : 38e3;
   constexpr double MIN_PUSH_CTAS = 3;
   constexpr double MAX_PUSH_CTAS = 10;  // which fill the links
   if (num_sms < 2) return 0;
   const int most = std::max(1, num_sms / 8);
   if (call.tuning.copy_ctas > 0) return std::clamp(call.tuning.copy_ctas, 1, num_sms - 1);
   if (bytes == 0) return 0;
-  const double wanted = std::ceil(bytes / std::max(1.0, product_us) / BYTES_PER_US_OF_CTA);
+  const double wanted = std::ceil(bytes / std::max(1.0, product_us) / bytes_per_us_of_cta);
   return std::min(most, static_cast<int>(std::clamp(wanted, MIN_PUSH_CTAS, MAX_PUSH_CTAS)));
 }
 
@@ -136,8 +138,9 @@ int plan_product(const GemmCall& call, int64_t rows, int64_t k, int nranks, int 
   // tiles.
   const bool has_waves = to.gemm.num_workers == all_ctas;
   const double bytes = static_cast<double>(ceil_div(call.m, nranks) * travelling_columns(call) * 2) * nranks;
-  to.plan.copy_ctas =
-      has_waves || call.tuning.copy_ctas > 0 ? choose_push_ctas(call, num_sms, bytes, to.gemm.predicted_us) : 0;
+  to.plan.copy_ctas = has_waves || call.tuning.copy_ctas > 0
+                          ? choose_push_ctas(call, num_sms, bytes, to.gemm.predicted_us, to.is_between_nodes)
+                          : 0;
   choose_waves(call, rows, k, num_sms, to);
   num_sms = compute_ctas(call, num_sms - to.plan.copy_ctas);
   to.tile_rows = static_cast<int>(ceil_div(rows, to.gemm.block_m));
