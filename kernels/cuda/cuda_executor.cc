@@ -117,11 +117,10 @@ Result<CudaExecutor::Planned*> CudaExecutor::planned(const GemmCall& call) const
   return &planned_.insert(call, std::move(planned));
 }
 
-// Which of the GEMM operators are not built between nodes, their plan says.
+// Which of the other operators are not built between nodes, their plans say.
 Status CudaExecutor::check_nodes(const OperatorCall& any) const {
   const mk_operator_t op = operator_of(any);
-  if (nodes() == nullptr || std::holds_alternative<GemmCall>(any) || op == MK_OPERATOR_RING_ATTENTION)
-    return {};
+  if (nodes() == nullptr || op != MK_OPERATOR_RING_ATTENTION_BACKWARD) return {};
   return not_between_nodes(operator_name(op));
 }
 

@@ -13,6 +13,7 @@
 #include "kernels/cuda/call_cache.h"
 #include "kernels/cuda/cuda_rank.h"
 #include "kernels/cuda/cuda_trace.h"
+#include "kernels/cuda/moe_plan.h"
 #include "kernels/cuda/rank_gemm_launch.h"
 #include "kernels/executor.h"
 #include "kernels/flight_recorder.h"
@@ -87,6 +88,7 @@ class CudaExecutor : public Executor {
   CudaRank* device_rank() const;  // null: there is none yet
   int device_rank_sms() const;
   const CudaRank::Arena* find_arena(const MoeCall& call, int64_t bank_bytes) const;
+  Result<MoePlan> planned_moe(const MoeCall& call) const;
   Result<mk_plan_t> plan_moe(const MoeCall& call) const;
   bool prepared_for_moe(const MoeCall& call) const;
   Status prepare_moe(const MoeCall& call, Deadline deadline);

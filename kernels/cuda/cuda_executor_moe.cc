@@ -19,8 +19,12 @@ const CudaRank::Arena* CudaExecutor::find_arena(const MoeCall& call, int64_t ban
   return found;
 }
 
+Result<MoePlan> CudaExecutor::planned_moe(const MoeCall& call) const {
+  return moe_plan(call, nranks(), device_rank_sms(), nodes());
+}
+
 Result<mk_plan_t> CudaExecutor::plan_moe(const MoeCall& call) const {
-  const Result<MoePlan> chosen = moe_plan(call, nranks(), device_rank_sms());
+  const Result<MoePlan> chosen = planned_moe(call);
   if (!chosen.ok()) return chosen.status();
   mk_plan_t plan = chosen.value().plan;
   plan.prepared = prepared_for_moe(call) ? 1 : 0;
@@ -28,15 +32,15 @@ Result<mk_plan_t> CudaExecutor::plan_moe(const MoeCall& call) const {
 }
 
 bool CudaExecutor::prepared_for_moe(const MoeCall& call) const {
-  const Result<MoePlan> chosen = moe_plan(call, nranks(), device_rank_sms());
+  const Result<MoePlan> chosen = planned_moe(call);
   return chosen.ok() && find_arena(call, chosen.value().area_bytes) != nullptr;
 }
 
 Status CudaExecutor::prepare_moe(const MoeCall& call, Deadline deadline) {
-  const Result<MoePlan> chosen = moe_plan(call, nranks(), device_rank_sms());
+  const Result<MoePlan> chosen = planned_moe(call);
   if (!chosen.ok()) return chosen.status();
   if (!moe_kernels_loaded_) {
-    MK_RETURN_IF_ERROR(cuda_error(moe_prepare(), "loading the kernels"));
+    MK_RETURN_IF_ERROR(cuda_error(moe_prepare(nodes() != nullptr), "loading the kernels"));
     moe_kernels_loaded_ = true;
   }
   const Result<const CudaRank::Arena*> arena = arena_for(chosen.value().area_bytes, deadline);
@@ -46,7 +50,7 @@ Status CudaExecutor::prepare_moe(const MoeCall& call, Deadline deadline) {
 }
 
 Status CudaExecutor::enqueue_moe(const MoeCall& call, cudaStream_t stream, bool is_captured) {
-  const Result<MoePlan> plan = moe_plan(call, nranks(), device_rank_sms());
+  const Result<MoePlan> plan = planned_moe(call);
   if (!plan.ok()) return plan.status();
   RankComm comm = device_rank()->comm(*find_arena(call, plan.value().area_bytes));
   comm.entry = make_entry(call, 0);

@@ -6,7 +6,7 @@
 #include "kernels/cuda/cooperative_launch.h"
 #include "kernels/cuda/gemm_type.h"
 #include "kernels/gemm/tensor_map.h"
-#include "kernels/ops/moe_dispatch_gemm/cuda_kernel.cuh"
+#include "kernels/ops/moe_dispatch_gemm/cuda_network_kernel.cuh"
 #include "kernels/ops/moe_gemm_combine/cuda_kernel.cuh"
 
 namespace mk {
@@ -46,30 +46,28 @@ int num_counting_ctas(const moe::CudaRouting& routing, int num_threads, int num_
   return static_cast<int>(std::clamp<int64_t>(wanted, 1, std::min(num_ctas, moe::MAX_COUNTING_CTAS)));
 }
 
-cudaError_t launch_dispatch(const MoeCall& call, const MoePlan& plan, const RankComm& comm,
-                            cudaStream_t stream) {
-  using namespace moe_dispatch_gemm;
-  const CudaTable& table = call.dtype == MK_DTYPE_FP16 ? cuda_kernels_fp16() : cuda_kernels_bf16();
-  const auto& kernel = table.entries[plan.tile][call.w_layout == MK_LAYOUT_NK];
+// All but what several nodes add.
+bool fill_dispatch(moe_dispatch_gemm::CudaParams& params, const MoeCall& call, const MoePlan& plan,
+                   const RankComm& comm, int num_threads) {
   const GemmTile& tile = moe::CUDA_TILES[plan.tile];
-  const int num_ctas = plan.plan.compute_ctas + plan.plan.copy_ctas;
   const std::byte* area = comm.memory[comm.rank] + comm.arena;
   const int out_bytes = element_bytes(call.out_dtype);
-  CudaParams params{};
   params.comm = comm;
-  params.routing = cuda_routing(call, comm.rank, comm.nranks);
-  params.routing.num_counting_ctas = num_counting_ctas(params.routing, kernel.num_threads, num_ctas);
+  params.routing =
+      cuda_routing(call, comm.rank, comm.nranks, plan.is_between_nodes ? plan.network.nodes.num_nodes : 1);
+  params.routing.num_counting_ctas =
+      num_counting_ctas(params.routing, num_threads, plan.plan.compute_ctas + plan.plan.copy_ctas);
   params.layout = plan.layout;
   for (int bank = 0; bank < 2; ++bank) {
     if (!encode_tensor_map(&params.map_rows[bank], gemm_type(call.dtype),
                            area + bank * comm.bank_bytes + plan.layout.rows(), call.capacity_rows, call.hidden,
                            call.hidden, tile.block_m, GEMM_BLOCK_K)) {
-      return cudaErrorInvalidValue;
+      return false;
     }
   }
   if (!encode_weights(&params.map_w, call, params.routing.num_experts(comm.rank), call.hidden, call.inter,
                       tile.block_n, area)) {
-    return cudaErrorInvalidValue;
+    return false;
   }
   const int64_t ldy = std::max(call.ldy, call.inter);
   params.epilogue = {call.y,
@@ -96,6 +94,31 @@ cudaError_t launch_dispatch(const MoeCall& call, const MoePlan& plan, const Rank
   params.row_scale = call.factors;
   params.dispatched_rows = static_cast<std::byte*>(call.dispatched_rows);
   params.dispatched_pitch = std::max(call.ld_dispatched_rows, call.hidden) * 2;
+  return true;
+}
+
+cudaError_t launch_dispatch(const MoeCall& call, const MoePlan& plan, const RankComm& comm,
+                            cudaStream_t stream) {
+  using namespace moe_dispatch_gemm;
+  const bool is_transposed = call.w_layout == MK_LAYOUT_NK;
+  const int num_ctas = plan.plan.compute_ctas + plan.plan.copy_ctas;
+  if (plan.is_between_nodes) {
+    const NetworkTable& table =
+        call.dtype == MK_DTYPE_FP16 ? cuda_network_kernels_fp16() : cuda_network_kernels_bf16();
+    const auto& kernel = table.entries[plan.tile][is_transposed];
+    NetworkParams params{};
+    if (!fill_dispatch(params, call, plan, comm, kernel.num_threads)) return cudaErrorInvalidValue;
+    params.nodes = plan.network.nodes;
+    params.chunks = plan.network.chunks;
+    params.network = plan.network.layout;
+    params.numbers = plan.network.numbers;
+    return launch_cooperatively(kernel.kernel, params, num_ctas + NUM_NETWORK_CTAS, kernel.num_threads,
+                                kernel.smem_bytes, stream);
+  }
+  const CudaTable& table = call.dtype == MK_DTYPE_FP16 ? cuda_kernels_fp16() : cuda_kernels_bf16();
+  const auto& kernel = table.entries[plan.tile][is_transposed];
+  CudaParams params{};
+  if (!fill_dispatch(params, call, plan, comm, kernel.num_threads)) return cudaErrorInvalidValue;
   return launch_cooperatively(kernel.kernel, params, num_ctas, kernel.num_threads, kernel.smem_bytes, stream);
 }
 
@@ -138,8 +161,13 @@ cudaError_t launch_combine(const MoeCall& call, const MoePlan& plan, const RankC
 
 }  // namespace
 
-cudaError_t moe_prepare() {
+cudaError_t moe_prepare(bool is_between_nodes) {
   cudaError_t error = tensor_map_prepare();
+  if (is_between_nodes) {
+    if (error == cudaSuccess) error = prepare_table(moe_dispatch_gemm::cuda_network_kernels_bf16());
+    if (error == cudaSuccess) error = prepare_table(moe_dispatch_gemm::cuda_network_kernels_fp16());
+    return error;
+  }
   if (error == cudaSuccess) error = prepare_table(moe_dispatch_gemm::cuda_kernels_bf16());
   if (error == cudaSuccess) error = prepare_table(moe_dispatch_gemm::cuda_kernels_fp16());
   if (error == cudaSuccess) error = prepare_table(moe_gemm_combine::cuda_kernels_bf16());

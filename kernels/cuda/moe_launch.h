@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Launches the mixture-of-experts operators on the GPUs of one node.
+// Launches the mixture-of-experts operators on GPUs.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,7 +10,7 @@
 namespace mk {
 
 // Loads the kernels, as rank_gemm_prepare() does.
-cudaError_t moe_prepare();
+cudaError_t moe_prepare(bool is_between_nodes);
 
 // Enqueues exactly one kernel, as RankGemmLaunch::enqueue() does.
 cudaError_t moe_launch(const MoeCall& call, const MoePlan& plan, const RankComm& comm, cudaStream_t stream);

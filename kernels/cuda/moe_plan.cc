@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/cuda/rank_gemm_plan.h"
 #include "kernels/gemm/gemm_plan.h"
+#include "kernels/ops/moe_routing/plan.h"
 #include "kernels/ops/moe_routing/row_segments.h"
 #include "kernels/protocol.h"
 
@@ -19,10 +21,10 @@ constexpr int64_t FEW_ROWS = 64;
 constexpr double FLOPS_PER_US = 660e6;
 constexpr double BYTES_PER_US_OF_CTA = 38e3;
 
-moe::Routing routing_of(const MoeCall& call, int nranks) {
+moe::Routing routing_of(const MoeCall& call, int nranks, int num_nodes) {
   moe::Routing routing{};
   routing.topology.nranks = nranks;
-  routing.topology.num_nodes = 1;
+  routing.topology.num_nodes = num_nodes;
   routing.experts = call.experts;
   routing.topk = call.topk;
   return routing;
@@ -50,29 +52,72 @@ Status check_area(const MoeCall& call, double bytes) {
                        operator_name(call.op), bytes));
 }
 
-moe_dispatch_gemm::CudaLayout layout_of(const MoeCall& call, int nranks, int64_t capacity) {
-  return {static_cast<int64_t>(routing_of(call, nranks).counts_bytes()), capacity, call.hidden * 2,
+moe_dispatch_gemm::CudaLayout layout_of(const MoeCall& call, int nranks, int num_nodes, int64_t capacity) {
+  return {static_cast<int64_t>(routing_of(call, nranks, num_nodes).counts_bytes()), capacity, call.hidden * 2,
           nranks * capacity};
 }
 
-Status plan_areas(const MoeCall& call, int nranks, MoePlan& to) {
+Status too_many_flags(const MoeCall& call, int64_t rows, int64_t flags) {
+  return Status(MK_ERROR_UNSUPPORTED,
+                format("mk_%s: %lld rows on one rank need %lld flags of transfer; a launch has %d: lower "
+                       "capacity_rows or tokens",
+                       operator_name(call.op), static_cast<long long>(rows), static_cast<long long>(flags),
+                       kFlagsPerBank));
+}
+
+// Packets of tokens travel between nodes in chunks, each with a signal of its own: longer ones where there
+// would be more than MAX_CHUNKS from one rank to one node.
+Status plan_network(const MoeCall& call, const TopologyView& nodes, MoePlan& to) {
+  constexpr int MAX_CHUNKS = 512;
+  constexpr int64_t DEFAULT_CHUNK_BYTES = 512 << 10;
+  constexpr int64_t UNIT_BYTES = 64 << 10;
+  MoeNetworkPlan& network = to.network;
+  network.nodes = moe::make_node_map(nodes);
+  network.layout = moe_dispatch_gemm::make_network_layout(to.layout, call.topk);
+  network.numbers = {nodes.nranks, nodes.num_nodes, to.blocks_per_source, MAX_CHUNKS,
+                     moe_dispatch_gemm::max_forward_lists(nodes)};
+  // A lane has a row of a unit.
+  const int64_t packet_bytes = network.layout.packet_bytes;
+  const int64_t unit = std::clamp<int64_t>(UNIT_BYTES / packet_bytes, 1, 32 / call.topk);
+  const int64_t chunk_bytes = call.tuning.chunk_bytes > 0 ? call.tuning.chunk_bytes : DEFAULT_CHUNK_BYTES;
+  network.chunks = {static_cast<int>(unit),
+                    static_cast<int>(round_up(ceil_div(chunk_bytes, packet_bytes), unit)), MAX_CHUNKS};
+  const int64_t flags = std::max(network.numbers.num_flags(), network.numbers.num_counts());
+  if (flags > kFlagsPerBank) return too_many_flags(call, to.layout.capacity_rows, flags);
+  if (network.numbers.num_signals() > static_cast<int64_t>(kSignalsPerBank)) {
+    return Status(
+        MK_ERROR_UNSUPPORTED,
+        format("mk_%s: %d ranks need %lld signals between nodes; a launch has %d", operator_name(call.op),
+               nodes.nranks, static_cast<long long>(network.numbers.num_signals()),
+               static_cast<int>(kSignalsPerBank)));
+  }
+  // What travels in a launch only its counts say.
+  if (!call.is_maxima) {
+    to.area_bytes = std::max(to.area_bytes, network.layout.begin);
+    return {};
+  }
+  const moe::Bounds bounds = moe::bounds_of(call, nodes);
+  const double packets = static_cast<double>(bounds.relayed_tokens) + static_cast<double>(bounds.remote_tokens);
+  MK_RETURN_IF_ERROR(check_area(
+      call, static_cast<double>(network.layout.begin) + packets * static_cast<double>(packet_bytes + 4)));
+  to.area_bytes = std::max(to.area_bytes, network.layout.bytes(bounds.relayed_tokens, bounds.remote_tokens));
+  return {};
+}
+
+Status plan_areas(const MoeCall& call, int nranks, const TopologyView* nodes, MoePlan& to) {
   const RowBounds rows = bounds_of(call, nranks);
-  const int experts_per_rank = routing_of(call, nranks).experts_per_rank();
+  const int num_nodes = nodes != nullptr ? nodes->num_nodes : 1;
+  const int experts_per_rank = routing_of(call, nranks, num_nodes).experts_per_rank();
   const double home_bytes = static_cast<double>(rows.received + rows.sent) * static_cast<double>(call.hidden) *
                             element_bytes(call.out_dtype);
   const double dispatch_bytes =
       static_cast<double>(rows.received) * (static_cast<double>(call.hidden) * 2 + 16 + 4.0 * nranks);
   MK_RETURN_IF_ERROR(check_area(call, std::max(home_bytes, dispatch_bytes)));
   const int64_t blocks = ceil_div(rows.received, moe::BLOCK_ROWS) + experts_per_rank;
-  if (nranks + nranks * blocks > kFlagsPerBank) {
-    return Status(MK_ERROR_UNSUPPORTED,
-                  format("mk_%s: %lld rows on one rank need %lld flags of transfer; a launch has %d: lower "
-                         "capacity_rows or tokens",
-                         operator_name(call.op), static_cast<long long>(rows.received),
-                         static_cast<long long>(nranks + nranks * blocks), kFlagsPerBank));
-  }
+  if (nranks + nranks * blocks > kFlagsPerBank)
+    return too_many_flags(call, rows.received, nranks + nranks * blocks);
   to.blocks_per_source = static_cast<int>(blocks);
-  to.layout = layout_of(call, nranks, rows.received);
+  to.layout = layout_of(call, nranks, num_nodes, rows.received);
   to.area_bytes = to.layout.counts_bytes;
   if (call.is_maxima || call.op == MK_OPERATOR_MOE_DISPATCH_GEMM) to.area_bytes = to.layout.bytes();
   if (call.is_maxima) {
@@ -80,7 +125,7 @@ Status plan_areas(const MoeCall& call, int nranks, MoePlan& to) {
         to.layout.counts_bytes + (rows.received + rows.sent) * call.hidden * element_bytes(call.out_dtype);
     to.area_bytes = std::max(to.area_bytes, home);
   }
-  return {};
+  return nodes != nullptr ? plan_network(call, *nodes, to) : Status();
 }
 
 // This rank's guess of the rows of an expert: its own tokens are as many as the others'.
@@ -122,7 +167,9 @@ int choose_push_ctas(const MoeCall& call, int num_sms) {
 
 }  // namespace
 
-Result<MoePlan> moe_plan(const MoeCall& call, int nranks, int num_sms) {
+Result<MoePlan> moe_plan(const MoeCall& call, int nranks, int num_sms, const TopologyView* nodes) {
+  const bool dispatches = call.op == MK_OPERATOR_MOE_DISPATCH_GEMM;
+  if (nodes != nullptr && !dispatches) return not_between_nodes(operator_name(call.op));
   if (call.experts > moe::CUDA_MAX_EXPERTS) {
     return Status(MK_ERROR_UNSUPPORTED, format("mk_%s: experts=%d: on GPUs at most %d over all ranks",
                                                operator_name(call.op), call.experts, moe::CUDA_MAX_EXPERTS));
@@ -133,18 +180,21 @@ Result<MoePlan> moe_plan(const MoeCall& call, int nranks, int num_sms) {
                          static_cast<long long>(call.hidden), static_cast<long long>(call.inter),
                          static_cast<long long>(MAX_WIDTH)));
   }
-  if (num_sms < 2) {
-    return Status(MK_ERROR_UNSUPPORTED,
-                  format("mk_%s: needs 2 SMs on every rank, one to move rows and one to compute, saw %d; raise "
-                         "max_ctas or lower reserved_sms",
-                         operator_name(call.op), num_sms));
+  const int least_sms = nodes != nullptr ? 3 : 2;
+  if (num_sms < least_sms) {
+    return Status(
+        MK_ERROR_UNSUPPORTED,
+        format("mk_%s: needs %d SMs on every rank, one to move rows%s and one to compute, saw %d; "
+               "raise max_ctas or lower reserved_sms",
+               operator_name(call.op), least_sms, nodes != nullptr ? ", one for the network" : "", num_sms));
   }
+  if (nodes != nullptr) --num_sms;
   MoePlan to;
   to.plan = MK_PLAN_INIT;
-  MK_RETURN_IF_ERROR(plan_areas(call, nranks, to));
+  to.is_between_nodes = nodes != nullptr;
+  MK_RETURN_IF_ERROR(plan_areas(call, nranks, nodes, to));
   MK_RETURN_IF_ERROR(choose_tile(call, nranks, to));
   mk_plan_t& plan = to.plan;
-  const bool dispatches = call.op == MK_OPERATOR_MOE_DISPATCH_GEMM;
   const int64_t row_bytes = call.hidden * (dispatches ? 2 : element_bytes(call.out_dtype));
   plan.copy_ctas = choose_push_ctas(call, num_sms);
   plan.compute_ctas = num_sms - plan.copy_ctas;
@@ -155,16 +205,21 @@ Result<MoePlan> moe_plan(const MoeCall& call, int nranks, int num_sms) {
   plan.chunk_bytes = moe::BLOCK_ROWS * row_bytes;
   plan.num_chunks = to.blocks_per_source;
   if (nranks > 1) plan.link_bytes = call.tokens * call.topk * row_bytes;
+  if (nodes != nullptr) {
+    plan.send_ctas = 1;
+    plan.network_bytes =
+        call.tokens * std::min(call.topk, nodes->num_nodes - 1) * to.network.layout.packet_bytes;
+  }
   // Of a call which prepares itself.
   const MoeCall maxima = call.is_maxima ? call : maxima_of(call);
   MoePlan whole;
-  MK_RETURN_IF_ERROR(plan_areas(maxima, nranks, whole));
+  MK_RETURN_IF_ERROR(plan_areas(maxima, nranks, nodes, whole));
   plan.workspace_bytes = 2 * static_cast<uint64_t>(whole.area_bytes);
   return to;
 }
 
-moe::CudaRouting cuda_routing(const MoeCall& call, int rank, int nranks) {
-  const moe::Routing layout = routing_of(call, nranks);
+moe::CudaRouting cuda_routing(const MoeCall& call, int rank, int nranks, int num_nodes) {
+  const moe::Routing layout = routing_of(call, nranks, num_nodes);
   const bool combines = call.op == MK_OPERATOR_MOE_GEMM_COMBINE;
   moe::CudaRouting routing{};
   routing.rank = rank;
@@ -174,6 +229,7 @@ moe::CudaRouting cuda_routing(const MoeCall& call, int rank, int nranks) {
   routing.experts_per_rank = layout.experts_per_rank();
   routing.block_bytes = static_cast<int>(layout.block_bytes());
   routing.rank_rows_at = static_cast<int>(layout.rank_rows_at(0));
+  routing.node_tokens_at = static_cast<int>(layout.node_tokens_at(0));
   routing.received_at = static_cast<int>(layout.received_at(0));
   routing.tokens = call.tokens;
   routing.topk_idx = call.topk_idx;

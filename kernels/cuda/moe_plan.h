@@ -1,14 +1,23 @@
 // SPDX-License-Identifier: MIT
-// How a mixture-of-experts operator runs on the GPUs of one node. Pure; what the ranks must agree on follows
+// How a mixture-of-experts operator runs on GPUs. Pure; what the ranks must agree on follows
 // from globally equal fields alone.
 #pragma once
 
 #include "kernels/operator_call.h"
 #include "kernels/ops/moe_dispatch_gemm/cuda_layout.h"
+#include "kernels/ops/moe_dispatch_gemm/network_schedule.h"
 #include "kernels/ops/moe_routing/cuda_params.h"
 #include "lib/status.h"
 
 namespace mk {
+
+// Of several nodes.
+struct MoeNetworkPlan {
+  moe::NodeMap nodes;
+  moe::PacketChunks chunks;
+  moe_dispatch_gemm::NetworkLayout layout;
+  moe_dispatch_gemm::NetworkNumbers numbers;
+};
 
 struct MoePlan {
   mk_plan_t plan;
@@ -19,12 +28,15 @@ struct MoePlan {
   // Dispatch.
   moe_dispatch_gemm::CudaLayout layout{};
   int blocks_per_source = 0;  // flags
+  bool is_between_nodes = false;
+  MoeNetworkPlan network{};
 };
 
-// MK_ERROR_UNSUPPORTED: more experts, wider rows, more flags or memory than a launch has, or no such tile.
-Result<MoePlan> moe_plan(const MoeCall& call, int nranks, int num_sms);
+// `nodes`: where there are several, else null. MK_ERROR_UNSUPPORTED: more experts, wider rows, more flags or
+// memory than a launch has, no such tile, or a combine between nodes.
+Result<MoePlan> moe_plan(const MoeCall& call, int nranks, int num_sms, const TopologyView* nodes = nullptr);
 
 // The routing's part of a kernel's parameter, but for pointers.
-moe::CudaRouting cuda_routing(const MoeCall& call, int rank, int nranks);
+moe::CudaRouting cuda_routing(const MoeCall& call, int rank, int nranks, int num_nodes = 1);
 
 }  // namespace mk

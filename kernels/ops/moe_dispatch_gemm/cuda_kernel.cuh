@@ -175,7 +175,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   const RankLaunch launch(params.comm);
   launch.begin_cta();
   moe::route(launch, params.comm, params.routing, smem.counting(), smem.decision,
-             [&](int64_t, int64_t) { return static_cast<size_t>(params.layout.bytes()); });
+             [&](int, int64_t, int64_t) { return static_cast<size_t>(params.layout.bytes()); });
   if (smem.decision.has_counts) {
     const bool goes_on = smem.decision.verdict.kind == moe::Verdict::go;
     if (goes_on) fill_tables<Config::NUM_THREADS>(launch, params, smem.tables);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// MoE dispatch + GEMM on GPUs of one node: what its kernel is given, and what lies where in a bank.
+// MoE dispatch + GEMM on GPUs: what its kernel is given, and what lies where in a bank.
 #pragma once
 
 #include <cuda.h>
@@ -7,6 +7,7 @@
 #include "kernels/device/gemm_epilogue_params.h"
 #include "kernels/device/rank_comm.h"
 #include "kernels/ops/moe_dispatch_gemm/cuda_layout.h"
+#include "kernels/ops/moe_dispatch_gemm/network_schedule.h"
 #include "kernels/ops/moe_routing/cuda_params.h"
 
 namespace mk::moe_dispatch_gemm {
@@ -33,6 +34,14 @@ struct CudaParams {
   const float* row_scale;      // or null
   std::byte* dispatched_rows;  // or null
   int64_t dispatched_pitch;
+};
+
+// Of several nodes.
+struct NetworkParams : CudaParams {
+  moe::NodeMap nodes;
+  moe::PacketChunks chunks;
+  NetworkLayout network;
+  NetworkNumbers numbers;
 };
 
 }  // namespace mk::moe_dispatch_gemm

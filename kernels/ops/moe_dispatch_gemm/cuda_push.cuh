@@ -20,6 +20,17 @@ struct PushPiece {
   bool ends_unit;
 };
 
+// What travels beside row `row` of a rank; a lane's.
+__device__ __forceinline__ void write_origin(const RankLaunch& launch, const CudaParams& params, int rank,
+                                             uint32_t row, uint32_t item) {
+  const uint32_t topk = params.routing.topk;
+  const RowOrigin origin{static_cast<int32_t>(item / topk), static_cast<int16_t>(params.comm.rank),
+                         static_cast<int16_t>(item % topk),
+                         params.row_scale != nullptr ? params.row_scale[item] : 1.0f, 0};
+  *reinterpret_cast<int4*>(launch.area(rank, params.layout.origin(row))) =
+      *reinterpret_cast<const int4*>(&origin);
+}
+
 // A push warp. done(note), of the whole warp, is told of each unit that has arrived.
 template <class Storage, class Done>
 __device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaParams& params,
@@ -81,15 +92,8 @@ __device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaPa
                                            buffer, piece.num_rows * piece.num_bytes);
         }
         ptx::cp_async_bulk_commit_group();
-        if (piece.column == 0 && lane < piece.num_rows) {
-          const uint32_t topk = params.routing.topk;
-          const RowOrigin origin{static_cast<int32_t>(piece.item / topk),
-                                 static_cast<int16_t>(params.comm.rank),
-                                 static_cast<int16_t>(piece.item % topk),
-                                 params.row_scale != nullptr ? params.row_scale[piece.item] : 1.0f, 0};
-          *reinterpret_cast<int4*>(launch.area(piece.rank, params.layout.origin(piece.row + lane))) =
-              *reinterpret_cast<const int4*>(&origin);
-        }
+        if (piece.column == 0 && lane < piece.num_rows)
+          write_origin(launch, params, piece.rank, piece.row + lane, piece.item);
         // It has time to arrive while the next one is on its way.
         if (has_last) {
           push.template complete<1>();

@@ -161,9 +161,10 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   Storage<Config>& smem = *reinterpret_cast<Storage<Config>*>(smem_bytes);
   const RankLaunch launch(params.comm);
   launch.begin_cta();
-  moe::route(
-      launch, params.comm, params.routing, smem.counting(), smem.decision,
-      [&](int64_t received, int64_t sent) { return static_cast<size_t>(params.layout.bytes(received, sent)); });
+  moe::route(launch, params.comm, params.routing, smem.counting(), smem.decision,
+             [&](int, int64_t received, int64_t sent) {
+               return static_cast<size_t>(params.layout.bytes(received, sent));
+             });
   if (smem.decision.has_counts && smem.decision.verdict.kind == moe::Verdict::go)
     fill_tables<Config::NUM_THREADS>(launch, params, smem.tables);
   if (moe::finish_routing(launch, params.comm, params.routing, smem.decision)) {

@@ -29,6 +29,7 @@ struct CudaRouting {
   // A rank's block of counts, as Routing lays it out: its size, and places of numbers behind its head.
   int block_bytes;
   int rank_rows_at;
+  int node_tokens_at;
   int received_at;
   int64_t tokens;
   const void* topk_idx;
@@ -70,6 +71,10 @@ class Counts {
   MK_HOST_DEVICE uint32_t expert_rows(int source, int expert) const { return number(source, expert); }
   MK_HOST_DEVICE uint32_t rank_rows(int source, int rank) const {
     return number(source, routing_.rank_rows_at + rank);
+  }
+  // Of several nodes alone.
+  MK_HOST_DEVICE uint32_t node_tokens(int source, int node) const {
+    return number(source, routing_.node_tokens_at + node);
   }
   MK_HOST_DEVICE uint32_t received(int rank, int local_expert) const {
     return number(rank, routing_.received_at + local_expert);

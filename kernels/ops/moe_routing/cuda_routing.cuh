@@ -14,8 +14,7 @@ namespace mk::moe {
 template <int NUM_THREADS>
 struct CountingStorage {
   static constexpr int NUM_WARPS = NUM_THREADS / 32;
-  static constexpr int MAX_BLOCK_WORDS =
-      sizeof(CountsHead) / 4 + 2 * CUDA_MAX_EXPERTS + 2 * MAX_GPU_RANKS + 2 + 4;
+  static constexpr int MAX_BLOCK_WORDS = sizeof(CountsHead) / 4 + 2 * CUDA_MAX_EXPERTS + 4 * MAX_GPU_RANKS + 4;
   uint32_t taken[NUM_WARPS][CUDA_MAX_EXPERTS];  // rows of the warp's items so far, by expert
   alignas(16) uint32_t block[MAX_BLOCK_WORDS];
   bool is_last;
@@ -48,17 +47,16 @@ __device__ __forceinline__ int checked_expert(const CudaRouting& routing, Launch
   return -1;
 }
 
-// A warp numbers the items [begin, end) among those of their experts, beyond what `taken` counts already:
-// visit(item, expert, number). A token's experts differ, so items of an expert follow each other as their
-// tokens do.
-template <class Visit>
-__device__ __forceinline__ void number_items(const CudaRouting& routing, LaunchState& state, uint32_t* taken,
-                                             int64_t begin, int64_t end, Visit&& visit) {
+// A warp numbers the items [begin, end) among those of the same expert_of(item), beyond what `taken` counts
+// already; -1: not at all. visit(item, expert, number).
+template <class ExpertOf, class Visit>
+__device__ __forceinline__ void number_by_expert(uint32_t* taken, int64_t begin, int64_t end,
+                                                 ExpertOf&& expert_of, Visit&& visit) {
   const int lane = threadIdx.x % 32;
 #pragma unroll 1
   for (int64_t first = begin; first < end; first += 32) {
     const int64_t item = first + lane;
-    const int expert = item < end ? checked_expert(routing, state, item) : -1;
+    const int expert = item < end ? expert_of(item) : -1;
     const unsigned same = __match_any_sync(~0u, expert);
     const int before = __popc(same & ((1u << lane) - 1));
     const uint32_t number = expert >= 0 ? taken[expert] + before : 0;
@@ -67,6 +65,14 @@ __device__ __forceinline__ void number_items(const CudaRouting& routing, LaunchS
     __syncwarp();
     if (item < end) visit(item, expert, number);
   }
+}
+
+// All items. A token's experts differ, so items of an expert follow each other as their tokens do.
+template <class Visit>
+__device__ __forceinline__ void number_items(const CudaRouting& routing, LaunchState& state, uint32_t* taken,
+                                             int64_t begin, int64_t end, Visit&& visit) {
+  number_by_expert(
+      taken, begin, end, [&](int64_t item) { return checked_expert(routing, state, item); }, visit);
 }
 
 // The items of a counting CTA's warp.
@@ -110,10 +116,18 @@ __device__ inline CountsHead make_head(const CudaRouting& routing, LaunchState& 
   return head;
 }
 
-// The last counting CTA adds up what all have counted and sends it to all ranks, itself among them.
-template <int NUM_THREADS>
+// What is counted beside rows: in one node, nothing. All functions are called by all threads of a counting CTA.
+struct RowsAlone {
+  __device__ void clear() const {}
+  __device__ void count(int64_t, int64_t) const {}  // the warp's items
+  __device__ void publish() const {}
+  __device__ void add_up(uint32_t*) const {}
+};
+
+// The last counting CTA adds up what all have counted and sends it to all ranks of the node, itself among them.
+template <int NUM_THREADS, class Beside>
 __device__ void send_counts(const RankLaunch& launch, const RankComm& comm, const CudaRouting& routing,
-                            CountingStorage<NUM_THREADS>& smem, bool is_usable) {
+                            CountingStorage<NUM_THREADS>& smem, bool is_usable, const Beside& beside) {
   const int num_words = routing.block_bytes / 4;
   auto* numbers = smem.block + sizeof(CountsHead) / 4;
   for (int i = threadIdx.x; i < num_words; i += NUM_THREADS) smem.block[i] = 0;
@@ -139,31 +153,35 @@ __device__ void send_counts(const RankLaunch& launch, const RankComm& comm, cons
         rows += numbers[expert];
       numbers[routing.rank_rows_at + rank] = rows;
     }
+    beside.add_up(numbers);
     __syncthreads();
   }
-  for (int peer = 0; peer < routing.nranks; ++peer) {
+  for (int step = 0; step < comm.order.num_local; ++step) {
+    const int peer = comm.order.rank_at[step];
     auto* to = reinterpret_cast<uint32_t*>(launch.area(peer, size_t{1} * routing.rank * routing.block_bytes));
     for (int i = threadIdx.x; i < num_words; i += NUM_THREADS) to[i] = smem.block[i];
   }
   __syncthreads();
-  for (int peer = threadIdx.x; peer < routing.nranks; peer += NUM_THREADS)
-    launch.raise_flag(peer, routing.rank);
+  for (int step = threadIdx.x; step < comm.order.num_local; step += NUM_THREADS)
+    launch.raise_flag(comm.order.rank_at[step], routing.rank);
 }
 
 // By a counting CTA, all threads. Leaves in smem.taken what each warp has.
-template <int NUM_THREADS>
+template <int NUM_THREADS, class Beside = RowsAlone>
 __device__ void count_rows(const RankLaunch& launch, const RankComm& comm, const CudaRouting& routing,
-                           CountingStorage<NUM_THREADS>& smem) {
+                           CountingStorage<NUM_THREADS>& smem, const Beside& beside = {}) {
   constexpr int NUM_WARPS = NUM_THREADS / 32;
   const bool is_usable =
       !routing.reads_record || record_usable(routing.record, routing.record_bytes, routing.record_layout(),
                                              routing.nranks, routing.rank, routing.experts);
   for (int i = threadIdx.x; i < NUM_WARPS * CUDA_MAX_EXPERTS; i += NUM_THREADS) (&smem.taken[0][0])[i] = 0;
+  beside.clear();
   __syncthreads();
   if (is_usable) {
     const WarpItems<NUM_THREADS> items(routing);
     number_items(routing, *comm.state, smem.taken[threadIdx.x / 32], items.begin, items.end,
                  [](int64_t, int, uint32_t) {});
+    beside.count(items.begin, items.end);
   }
   __syncthreads();
   for (int expert = threadIdx.x; expert < routing.experts; expert += NUM_THREADS) {
@@ -172,13 +190,14 @@ __device__ void count_rows(const RankLaunch& launch, const RankComm& comm, const
     for (int warp = 0; warp < NUM_WARPS; ++warp) rows += smem.taken[warp][expert];
     __stcg(cta_rows(comm, routing, blockIdx.x) + expert, rows);
   }
+  beside.publish();
   __syncthreads();
   if (threadIdx.x == 0) {
     smem.is_last = ptx::atom_acq_rel_gpu_add(&comm.state->num_counted, 1) + 1 ==
                    static_cast<uint32_t>(routing.num_counting_ctas);
   }
   __syncthreads();
-  if (smem.is_last) send_counts(launch, comm, routing, smem, is_usable);
+  if (smem.is_last) send_counts(launch, comm, routing, smem, is_usable, beside);
 }
 
 // The CTA whose warp 0 meets the other ranks: the last, which counts nothing where there are few tokens, and
@@ -188,7 +207,6 @@ __device__ __forceinline__ bool greets() { return blockIdx.x == gridDim.x - 1; }
 // By warp 0 of every CTA: false when the launch is to end without the counts. Entries first: counts of a rank
 // that launched something else are none.
 __device__ inline bool await_counts(const RankLaunch& launch, const CudaRouting& routing) {
-  if (greets()) launch.wait_entries();
   bool is_open = launch.wait_all_entered();
   for (int source = threadIdx.x % 32; is_open && source < routing.nranks; source += 32) {
     is_open = launch.wait_flag(source, DeviceRole::receive, DeviceObject::counts, source, source);
@@ -196,8 +214,8 @@ __device__ inline bool await_counts(const RankLaunch& launch, const CudaRouting&
   return __all_sync(~0u, is_open);
 }
 
-// By a whole warp: Routing::examine() and decide(), in parallel. bytes_of(rows received, rows sent) is what a
-// rank's part of the launch takes of a bank.
+// By a whole warp: Routing::examine() and decide(), in parallel. bytes_of(rank, rows received, rows sent) is
+// what a rank's part of the launch takes of a bank; each lane has its rank's.
 template <class BytesOf>
 __device__ Verdict decide(const CudaRouting& routing, const Counts& counts, size_t bank_bytes,
                           BytesOf&& bytes_of) {
@@ -214,7 +232,7 @@ __device__ Verdict decide(const CudaRouting& routing, const Counts& counts, size
     }
   }
   const unsigned full = __ballot_sync(~0u, is_rank && received > capacity);
-  const size_t bytes = is_rank ? bytes_of(received, sent) : 0;
+  const size_t bytes = is_rank ? bytes_of(lane, received, sent) : 0;
   const unsigned large = __ballot_sync(~0u, bytes > bank_bytes);
   int differing = routing.experts;
   for (int expert = lane; expert < routing.experts && differing == routing.experts; expert += 32) {
@@ -255,6 +273,19 @@ __device__ Verdict decide(const CudaRouting& routing, const Counts& counts, size
   return verdict;
 }
 
+// By warp 0 of every CTA, which tells the others.
+template <class BytesOf>
+__device__ __forceinline__ void await_decision(const RankLaunch& launch, const RankComm& comm,
+                                               const CudaRouting& routing, RoutingDecision& decision,
+                                               BytesOf&& bytes_of) {
+  const bool has_counts = await_counts(launch, routing);
+  Verdict verdict;
+  if (has_counts) {
+    verdict = decide(routing, Counts(routing, launch.area(routing.rank, 0)), comm.bank_bytes, bytes_of);
+  }
+  if (threadIdx.x == 0) decision = {verdict, has_counts};
+}
+
 // The first phase up to the verdict, by every CTA, all threads.
 template <int NUM_THREADS, class BytesOf>
 __device__ void route(const RankLaunch& launch, const RankComm& comm, const CudaRouting& routing,
@@ -262,12 +293,8 @@ __device__ void route(const RankLaunch& launch, const RankComm& comm, const Cuda
   if (greets() && threadIdx.x < 32) launch.enter();
   if (static_cast<int>(blockIdx.x) < routing.num_counting_ctas) count_rows(launch, comm, routing, smem);
   if (threadIdx.x < 32) {
-    const bool has_counts = await_counts(launch, routing);
-    Verdict verdict;
-    if (has_counts) {
-      verdict = decide(routing, Counts(routing, launch.area(routing.rank, 0)), comm.bank_bytes, bytes_of);
-    }
-    if (threadIdx.x == 0) decision = {verdict, has_counts};
+    if (greets()) launch.wait_entries();
+    await_decision(launch, comm, routing, decision, bytes_of);
   }
   __syncthreads();
 }

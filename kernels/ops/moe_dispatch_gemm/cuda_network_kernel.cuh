@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: MIT
+// MoE dispatch + GEMM on GPUs of several nodes, as one persistent kernel. Products are those of
+// cuda_kernel.cuh; what they wait for is the same. One CTA more has the network: it exchanges counts, puts each
+// chunk of packets that is whole to the rail peer in its node, and tells of chunks that have come.
+#pragma once
+
+#include "kernels/device/arrival_window.h"
+#include "kernels/ops/moe_dispatch_gemm/cuda_kernel.cuh"
+#include "kernels/ops/moe_dispatch_gemm/cuda_network_push.cuh"
+
+namespace mk::moe_dispatch_gemm {
+
+using NetworkTable = moe::ExpertTable<NetworkParams>;
+const NetworkTable& cuda_network_kernels_bf16();
+const NetworkTable& cuda_network_kernels_fp16();
+
+constexpr int NUM_NETWORK_CTAS = 1;
+
+template <class Config>
+struct NetworkStorage : Storage<Config> {
+  using Counting = moe::NetworkCountingStorage<Config::NUM_THREADS>;
+  static_assert(sizeof(Counting) <= Storage<Config>::ROLE_BYTES);
+  NetworkTurns network;
+  __device__ Counting& counting() { return *reinterpret_cast<Counting*>(this->role); }
+};
+
+// Has a flag of this rank's been raised? Then what it tells of is visible to the lane.
+__device__ __forceinline__ bool has_flag(const RankLaunch& launch, const NetworkParams& params, int index) {
+  const uint64_t* const word = launch.flag(params.comm.rank, index);
+  if (ptx::ld_relaxed_sys(word) < launch.epoch()) return false;
+  ptx::ld_acquire_sys(word);
+  return true;
+}
+
+// Puts each chunk of packets, once it is packed: chunk by chunk and of each to every node in turn, without any
+// that is late holding up those behind it.
+__device__ inline void send_packets(const RankLaunch& launch, const NetworkLaunch& network,
+                                    const NetworkParams& params) {
+  const RankOrder& order = params.comm.order;
+  const moe::PacketChunks& chunks = params.chunks;
+  const int rank = params.comm.rank;
+  const int lane = threadIdx.x % 32;
+  const moe::Counts counts(params.routing, launch.area(rank, 0));
+  // A lane's node.
+  const int peer = lane < order.num_rail_peers ? order.rail_peers[lane] : rank;
+  const int node = params.nodes.node[peer];
+  const uint32_t my_count = counts.node_tokens(rank, node);  // none for its own
+  int64_t my_source = relayed_packets(params.nodes, counts, rank, params.comm.nranks);
+  for (int before = 0; before < node; ++before) my_source += counts.node_tokens(rank, before);
+  const int64_t my_target = peer == rank ? 0 : relayed_packets(params.nodes, counts, peer, rank);
+  const int most_chunks = __reduce_max_sync(~0u, chunks.num_chunks(my_count));
+  const int num_puts = most_chunks * order.num_rail_peers;
+  ArrivalWindow window;
+  NetworkPatience patience(launch, params.comm);
+  while (window.first < num_puts) {
+    const int idx = window.first + lane;
+    const int chunk = idx / order.num_rail_peers;
+    const int turn = idx - chunk * order.num_rail_peers;
+    const int to = __shfl_sync(~0u, peer, turn);
+    const uint32_t count = __shfl_sync(~0u, my_count, turn);
+    const int64_t source = __shfl_sync(~0u, my_source, turn);
+    const int64_t target = __shfl_sync(~0u, my_target, turn);
+    const bool is_sent = idx < num_puts && window.is_missing(lane) && chunk < chunks.num_chunks(count);
+    const bool is_due =
+        is_sent && has_flag(launch, params, params.numbers.packed_flag(params.nodes.node[to], chunk));
+    const bool is_none = idx < num_puts && window.is_missing(lane) && !is_sent;
+    const uint32_t fresh = __ballot_sync(~0u, is_due || is_none);
+    if (fresh != 0) {
+      const uint32_t begin = is_due ? chunks.begin(count, chunk) : 0;
+      const uint32_t packets = is_due ? chunks.packets(count, chunk) : 0;
+      if (!network.put(is_due, to, network.area_address(params.network.packet(source + begin)),
+                       network.area_address(params.network.packet(target + begin)),
+                       static_cast<uint32_t>(packets * params.network.packet_bytes),
+                       params.numbers.signal(rank, chunk), DeviceRole::send))
+        return;
+      window.add(fresh);
+      patience.progressed();
+      continue;
+    }
+    bool goes_on = true;
+    if (lane == 0) {
+      goes_on = patience.goes_on({DeviceRole::send, DeviceObject::chunk, to, static_cast<uint64_t>(chunk),
+                                  launch.epoch() - 1, launch.epoch()});
+    }
+    if (!__shfl_sync(~0u, static_cast<int>(goes_on), 0)) return;
+  }
+}
+
+// Tells those who forward of chunks that have come. A lane keeps the account of each rank relayed.
+__device__ inline void receive_packets(const RankLaunch& launch, const NetworkLaunch& network,
+                                       const NetworkParams& params) {
+  const RankOrder& order = params.comm.order;
+  const int rank = params.comm.rank;
+  const int lane = threadIdx.x % 32;
+  const moe::Counts counts(params.routing, launch.area(rank, 0));
+  const uint32_t my_count =
+      lane < order.num_relayed ? counts.node_tokens(order.relayed[lane], params.nodes.node[rank]) : 0;
+  const int num_mine = params.chunks.num_chunks(my_count);
+  ArrivalWindow mine;
+  NetworkPatience patience(launch, params.comm);
+  while (__any_sync(~0u, mine.first < num_mine)) {
+    bool has_any = false;
+    for (int i = 0; i < order.num_relayed; ++i) {
+      const int source = order.relayed[i];
+      const ArrivalWindow window = {__shfl_sync(~0u, mine.first, i), __shfl_sync(~0u, mine.arrived, i)};
+      const int num_chunks = __shfl_sync(~0u, num_mine, i);
+      const int chunk = window.first + lane;
+      const bool has_come = chunk < num_chunks && window.is_missing(lane) &&
+                            network.take_signal(params.numbers.signal(source, chunk));
+      if (has_come) launch.raise_flag(rank, params.numbers.arrived_flag(source, chunk));
+      const uint32_t fresh = __ballot_sync(~0u, has_come);
+      has_any = has_any || fresh != 0;
+      if (lane == i) mine.add(fresh);
+    }
+    if (has_any) {
+      patience.progressed();
+      continue;
+    }
+    const int waiting = __ffs(static_cast<int>(__ballot_sync(~0u, mine.first < num_mine))) - 1;
+    const int chunk = __shfl_sync(~0u, mine.first, waiting);
+    bool goes_on = true;
+    if (lane == 0) {
+      goes_on = patience.goes_on({DeviceRole::receive, DeviceObject::chunk, order.relayed[waiting],
+                                  static_cast<uint64_t>(chunk), launch.epoch() - 1, launch.epoch()});
+    }
+    if (!__shfl_sync(~0u, static_cast<int>(goes_on), 0)) return;
+  }
+}
+
+// What is left to the CTA that has the network when the counts are known.
+__device__ __forceinline__ void run_network_cta(const RankLaunch& launch, const NetworkLaunch& network,
+                                                const NetworkParams& params) {
+  const int warp = threadIdx.x / 32;
+  if (warp == 1) send_packets(launch, network, params);
+  if (warp == 2) receive_packets(launch, network, params);
+  __syncthreads();
+  if (warp == 0) network.wait_for_puts();
+}
+
+// By all threads of a CTA that has not the network, once it has the verdict: places of rows and tokens.
+template <class Config>
+__device__ __forceinline__ void place(const RankLaunch& launch, const NetworkParams& params,
+                                      NetworkStorage<Config>& smem) {
+  const bool goes_on = smem.decision.verdict.kind == moe::Verdict::go;
+  if (goes_on) {
+    if (threadIdx.x == 0) {
+      const moe::Counts counts(params.routing, launch.area(params.comm.rank, 0));
+      find_places(params.routing, params.nodes, counts, smem.network.places);
+    }
+    fill_tables<Config::NUM_THREADS>(launch, params, smem.tables);
+  }
+  if (static_cast<int>(blockIdx.x) < params.routing.num_counting_ctas) {
+    place_items<Config::NUM_THREADS>(launch, params, smem.tables, smem.counting(), goes_on);
+    if (goes_on) place_tokens<Config::NUM_THREADS>(launch, params, smem.network.places, smem.counting());
+  }
+  if (blockIdx.x == gridDim.x - 1 - NUM_NETWORK_CTAS && params.routing.writes_record)
+    begin_record<Config::NUM_THREADS>(params, smem.tables, smem.decision.verdict);
+}
+
+template <class Config>
+__global__ void __launch_bounds__(Config::NUM_THREADS, 1)
+    moe_dispatch_gemm_network_kernel(const __grid_constant__ NetworkParams params) {
+  extern __shared__ __align__(1024) uint8_t smem_bytes[];
+  NetworkStorage<Config>& smem = *reinterpret_cast<NetworkStorage<Config>*>(smem_bytes);
+  const RankLaunch launch(params.comm);
+  const NetworkLaunch network(launch, params.comm);
+  launch.begin_cta();
+  moe::route_between_nodes(launch, network, params.comm, params.routing, params.nodes, smem.counting(),
+                           smem.decision, [&](int rank, int64_t, int64_t) {
+                             const moe::Counts counts(params.routing, launch.area(params.comm.rank, 0));
+                             return static_cast<size_t>(params.network.bytes(
+                                 relayed_packets(params.nodes, counts, rank, params.comm.nranks),
+                                 packed_packets(params.nodes, counts, rank)));
+                           });
+  const bool goes_on = smem.decision.has_counts && smem.decision.verdict.kind == moe::Verdict::go;
+  if (!moe::has_network()) {
+    if (smem.decision.has_counts) place<Config>(launch, params, smem);
+  } else if (!goes_on && threadIdx.x < 32) {
+    network.wait_for_puts();  // before an error ends all waits
+  }
+  if (moe::finish_routing(launch, params.comm, params.routing, smem.decision)) {
+    if (moe::has_network()) {
+      run_network_cta(launch, network, params);
+    } else if (static_cast<int>(blockIdx.x) >= params.num_compute_ctas) {
+      run_network_push_cta<Config>(launch, params, smem);
+    } else {
+      run_product_cta<Config>(launch, params, smem);
+    }
+  }
+  launch.end_cta();
+}
+
+template <GemmTile TILE, class Element, bool B_TRANSPOSED>
+constexpr moe::ExpertKernel<NetworkParams> cuda_network_kernel_entry() {
+  using Config = GemmConfig<TILE.block_m, TILE.block_n, TILE.ping_pong, Element, false, B_TRANSPOSED>;
+  static_assert(sizeof(NetworkStorage<Config>) <= 227 * 1024);
+  return {moe_dispatch_gemm_network_kernel<Config>, Config::NUM_THREADS, sizeof(NetworkStorage<Config>)};
+}
+
+template <class Element>
+const NetworkTable& cuda_network_kernel_table() {
+  static const NetworkTable table = []<size_t... TILES>(std::index_sequence<TILES...>) {
+    return NetworkTable{{{cuda_network_kernel_entry<moe::CUDA_TILES[TILES], Element, false>(),
+                          cuda_network_kernel_entry<moe::CUDA_TILES[TILES], Element, true>()}...}};
+  }
+  (std::make_index_sequence<moe::NUM_CUDA_TILES>());
+  return table;
+}
+
+}  // namespace mk::moe_dispatch_gemm

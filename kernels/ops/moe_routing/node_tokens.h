@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: MIT
+// Mixture of experts on GPUs of several nodes: in which order a rank's tokens are packed for another node, and
+// how such a list is cut into what is put. Host and device.
+//
+// A token enters each other node that has one of its experts once. The list for a node is in the order in which
+// that node computes: all of its ranks begin with their first expert, so a token's place is that of the item of
+// the node that comes first by (number among its rank's experts, rank). Tokens led by the same expert follow
+// each other as they are numbered.
+#pragma once
+
+#include "kernels/device/network_comm.h"
+#include "kernels/ops/moe_routing/cuda_params.h"
+
+namespace mk::moe {
+
+// The topology in a kernel's parameter.
+struct NodeMap {
+  int num_nodes;
+  uint8_t node[MAX_GPU_RANKS];          // of each rank
+  uint8_t local_rank[MAX_GPU_RANKS];    // of each rank
+  uint8_t num_ranks[MAX_GPU_RANKS];     // of each node
+  uint8_t ranks_before[MAX_GPU_RANKS];  // in the nodes before each
+
+  // Does `relay` speak for its node with `rank` of another?
+  MK_HOST_DEVICE bool relays(int relay, int rank) const {
+    return node[rank] != node[relay] && local_rank[rank] % num_ranks[node[relay]] == local_rank[relay];
+  }
+  // The place of an expert's tokens among those of all experts: node by node.
+  MK_HOST_DEVICE int place(const CudaRouting& routing, int expert) const {
+    const int rank = expert / routing.experts_per_rank;
+    const int of = node[rank];
+    return ranks_before[of] * routing.experts_per_rank + expert % routing.experts_per_rank * num_ranks[of] +
+           local_rank[rank];
+  }
+  MK_HOST_DEVICE int num_places(const CudaRouting& routing) const {
+    return routing.nranks * routing.experts_per_rank;
+  }
+};
+// There may be a few more places than experts.
+constexpr int MAX_PLACES = CUDA_MAX_EXPERTS + MAX_GPU_RANKS;
+
+inline NodeMap make_node_map(const TopologyView& view) {
+  NodeMap map{};
+  map.num_nodes = view.num_nodes;
+  for (int rank = 0; rank < view.nranks; ++rank) {
+    map.node[rank] = static_cast<uint8_t>(view.node_of_rank[rank]);
+    map.local_rank[rank] = static_cast<uint8_t>(view.local_rank_of_rank[rank]);
+  }
+  for (int node = 0; node < view.num_nodes; ++node) {
+    map.num_ranks[node] = static_cast<uint8_t>(view.node_nranks(node));
+    map.ranks_before[node] = static_cast<uint8_t>(view.node_begin[node]);
+  }
+  return map;
+}
+
+// Is it the expert of the k-th item by which its token is packed for that expert's node? expert_of(k): those of
+// the token's items, whatever they hold.
+template <class ExpertOf>
+MK_HOST_DEVICE bool leads(const CudaRouting& routing, const NodeMap& nodes, int k, ExpertOf&& expert_of) {
+  const int64_t expert = expert_of(k);
+  if (expert < 0 || expert >= routing.experts) return false;
+  const int node = nodes.node[expert / routing.experts_per_rank];
+  if (node == nodes.node[routing.rank]) return false;
+  const int place = nodes.place(routing, static_cast<int>(expert));
+  for (int other = 0; other < routing.topk; ++other) {
+    const int64_t another = expert_of(other);
+    if (another < 0 || another >= routing.experts) continue;
+    if (nodes.node[another / routing.experts_per_rank] == node &&
+        nodes.place(routing, static_cast<int>(another)) < place) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// How a list of packets is cut up: into units, which a warp takes on, and chunks of whole units, which are put
+// and have a signal each. Sender and receiver know how long the list is.
+struct PacketChunks {
+  int unit_packets;
+  int least_packets;  // of a chunk but the last, a multiple of unit_packets
+  int max_chunks;
+
+  MK_HOST_DEVICE uint32_t size(uint32_t count) const {
+    const auto least = static_cast<uint32_t>(round_up(ceil_div(count, max_chunks), unit_packets));
+    return least > static_cast<uint32_t>(least_packets) ? least : static_cast<uint32_t>(least_packets);
+  }
+  MK_HOST_DEVICE int num_chunks(uint32_t count) const { return static_cast<int>(ceil_div(count, size(count))); }
+  MK_HOST_DEVICE uint32_t begin(uint32_t count, int chunk) const { return chunk * size(count); }
+  MK_HOST_DEVICE uint32_t packets(uint32_t count, int chunk) const {
+    const uint32_t rest = count - begin(count, chunk);
+    return rest < size(count) ? rest : size(count);
+  }
+  MK_HOST_DEVICE uint32_t num_units(uint32_t count) const {
+    return static_cast<uint32_t>(ceil_div(count, unit_packets));
+  }
+  MK_HOST_DEVICE uint32_t units_of_chunk(uint32_t count, int chunk) const {
+    return num_units(packets(count, chunk));
+  }
+  MK_HOST_DEVICE int chunk_of_unit(uint32_t count, uint32_t unit) const {
+    return static_cast<int>(unit * static_cast<uint32_t>(unit_packets) / size(count));
+  }
+  MK_HOST_DEVICE uint32_t packets_of_unit(uint32_t count, uint32_t unit) const {
+    const uint32_t rest = count - unit * unit_packets;
+    return rest < static_cast<uint32_t>(unit_packets) ? rest : static_cast<uint32_t>(unit_packets);
+  }
+};
+
+}  // namespace mk::moe

@@ -1,0 +1,435 @@
+// SPDX-License-Identifier: MIT
+// MoE dispatch between nodes on GPUs, as far as it is functions of indices and counts: every token that another
+// node needs is packed and put once, every row of it lands once and where it belongs, both sides cut lists
+// alike, and flags, counts and signals do not overlap; and the plan.
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <random>
+#include <set>
+#include <tuple>
+#include <vector>
+
+#include "kernels/cuda/moe_plan.h"
+#include "kernels/ops/moe_dispatch_gemm/network_schedule.h"
+#include "kernels/topology_arrays.h"
+#include "test/support/catch.h"
+
+namespace {
+
+using namespace mk;
+using namespace mk::moe_dispatch_gemm;
+
+const std::vector<std::vector<int32_t>> TOPOLOGIES = {
+    {0, 1}, {0, 0, 1, 1}, {0, 1, 0, 1}, {0, 1, 2, 3}, {0, 0, 0, 1}, {0, 0, 1, 1, 2, 2}, {0, 0, 0, 1, 1, 1}};
+
+MoeCall make_call(int experts, int topk) {
+  MoeCall call;
+  call.op = MK_OPERATOR_MOE_DISPATCH_GEMM;
+  call.hidden = 64;
+  call.inter = 64;
+  call.experts = experts;
+  call.topk = topk;
+  call.capacity_rows = 1 << 12;
+  return call;
+}
+
+struct Item {
+  int expert = -1;
+  uint32_t slot = 0;  // among the rank's rows for the expert
+};
+
+// The tokens of all ranks, and what follows from them for everyone.
+struct Job {
+  std::vector<std::unique_ptr<TopologyArrays>> arrays;  // by rank
+  moe::NodeMap nodes;
+  int nranks;
+  int experts;
+  int topk;
+  std::vector<std::vector<Item>> items;  // [rank][token * topk + k]
+  std::vector<uint64_t> blocks;          // of counts
+
+  Job(const std::vector<int32_t>& node_of_rank, int experts_in, int topk_in, std::mt19937& random)
+      : nranks(static_cast<int>(node_of_rank.size())), experts(experts_in), topk(topk_in) {
+    for (int rank = 0; rank < nranks; ++rank) {
+      arrays.push_back(std::make_unique<TopologyArrays>(
+          Topology::make(rank, std::vector<std::string>(node_of_rank.size(), "host"), node_of_rank)));
+    }
+    nodes = moe::make_node_map(view(0));
+    items.resize(static_cast<size_t>(nranks));
+    blocks.resize(static_cast<size_t>(routing(0).block_bytes) * nranks / 8 + 1);
+    const unsigned kind = random() % 4;
+    for (int rank = 0; rank < nranks; ++rank) fill(rank, kind, random);
+  }
+
+  void fill(int rank, unsigned kind, std::mt19937& random) {
+    const moe::CudaRouting of = routing(rank);
+    auto* numbers = reinterpret_cast<uint32_t*>(reinterpret_cast<std::byte*>(blocks.data()) +
+                                                rank * of.block_bytes + sizeof(moe::CountsHead));
+    const int64_t tokens = random() % 3 == 0 ? 0 : static_cast<int64_t>(random() % 300);
+    std::vector<Item>& own = items[static_cast<size_t>(rank)];
+    for (int64_t token = 0; token < tokens; ++token) {
+      std::set<int> taken;
+      for (int k = 0; k < topk; ++k) {
+        int expert = static_cast<int>(random() % static_cast<unsigned>(experts));
+        if (kind == 0) expert = experts - 1;
+        if ((kind == 1 && random() % 2 == 0) || !taken.insert(expert).second) expert = -1;
+        own.push_back({expert, expert < 0 ? 0 : numbers[expert]});
+        if (expert >= 0) ++numbers[expert];
+      }
+      for (int k = 0; k < topk; ++k) {
+        if (is_leader(rank, token, k))
+          ++numbers[of.node_tokens_at + node_of_expert(own[static_cast<size_t>(token * topk + k)].expert)];
+      }
+    }
+  }
+
+  const TopologyView& view(int rank) const { return arrays[static_cast<size_t>(rank)]->view(); }
+  moe::CudaRouting routing(int rank) const {
+    static mk_moe_routing_t record;
+    MoeCall call = make_call(experts, topk);
+    call.routing = &record;
+    call.routing_bytes = 1 << 20;
+    return cuda_routing(call, rank, nranks, view(rank).num_nodes);
+  }
+  moe::Counts counts(const moe::CudaRouting& of) const {
+    return {of, reinterpret_cast<const std::byte*>(blocks.data())};
+  }
+  const Item& item(int rank, int64_t token, int k) const {
+    return items[static_cast<size_t>(rank)][static_cast<size_t>(token * topk + k)];
+  }
+  int64_t tokens(int rank) const {
+    return static_cast<int64_t>(items[static_cast<size_t>(rank)].size()) / topk;
+  }
+  int rank_of_expert(int expert) const { return expert / routing(0).experts_per_rank; }
+  int node_of_expert(int expert) const { return nodes.node[rank_of_expert(expert)]; }
+  bool is_leader(int rank, int64_t token, int k) const {
+    return moe::leads(routing(rank), nodes, k, [&](int other) { return item(rank, token, other).expert; });
+  }
+
+  // The items of a rank by which its tokens are packed, as the counting CTAs place them.
+  std::vector<int64_t> leaders(int rank) const {
+    const moe::CudaRouting of = routing(rank);
+    std::map<int, std::vector<int64_t>> by_place;
+    for (int64_t i = 0; i < tokens(rank) * topk; ++i) {
+      const int k = static_cast<int>(i % topk);
+      if (is_leader(rank, i / topk, k)) by_place[nodes.place(of, item(rank, i / topk, k).expert)].push_back(i);
+    }
+    std::vector<int64_t> order;
+    for (const auto& [place, led] : by_place) {
+      CHECK(place < nodes.num_places(of));
+      order.insert(order.end(), led.begin(), led.end());
+    }
+    return order;
+  }
+};
+
+std::unique_ptr<Tables> tables_of(const Job& job, int rank) {
+  auto tables = std::make_unique<Tables>();
+  const moe::CudaRouting routing = job.routing(rank);
+  for (int expert = 0; expert < job.experts; ++expert)
+    count_expert(routing, job.counts(routing), 8, expert, *tables);
+  for (uint32_t* sums : {tables->rows, tables->blocks, tables->own_rows, tables->units}) {
+    uint32_t sum = 0;
+    for (int i = 0; i < job.experts; ++i) sum += std::exchange(sums[i], sum);
+    sums[job.experts] = sum;
+  }
+  return tables;
+}
+
+// The memory of packets that relays take in: what each chunk's put brings.
+using Arrived =
+    std::map<std::pair<int, int64_t>, std::pair<int, int64_t>>;  // (relay, packet) -> (source, item)
+
+NetworkNumbers numbers_of(const Job& job) {
+  return {job.nranks, job.nodes.num_nodes, 40, 7, max_forward_lists(job.view(0))};
+}
+
+void check_sent(const Job& job, const moe::PacketChunks& chunks, Arrived& arrived) {
+  const NetworkNumbers numbers = numbers_of(job);
+  std::set<std::pair<int, int>> signals;  // at the relay
+  for (int rank = 0; rank < job.nranks; ++rank) {
+    const moe::CudaRouting routing = job.routing(rank);
+    const moe::Counts counts = job.counts(routing);
+    const RankOrder order = make_rank_order(job.view(rank));
+    const std::vector<int64_t> leaders = job.leaders(rank);
+    NetworkPlaces places;
+    find_places(routing, job.nodes, counts, places);
+    REQUIRE(places.begins[job.nodes.num_nodes] == leaders.size());
+    REQUIRE(packed_packets(job.nodes, counts, rank) == static_cast<int64_t>(leaders.size()));
+    // Each token once in the list of each other node that has one of its experts.
+    std::set<std::pair<int, int64_t>> listed, wanted;
+    for (int node = 0; node < job.nodes.num_nodes; ++node) {
+      for (uint32_t i = places.begins[node]; i < places.begins[node + 1]; ++i) {
+        REQUIRE(job.node_of_expert(job.item(rank, leaders[i] / job.topk, leaders[i] % job.topk).expert) ==
+                node);
+        REQUIRE(listed.insert({node, leaders[i] / job.topk}).second);
+      }
+    }
+    for (int64_t token = 0; token < job.tokens(rank); ++token) {
+      for (int k = 0; k < job.topk; ++k) {
+        const int expert = job.item(rank, token, k).expert;
+        if (expert >= 0 && job.node_of_expert(expert) != job.nodes.node[rank])
+          wanted.insert({job.node_of_expert(expert), token});
+      }
+    }
+    REQUIRE(listed == wanted);
+    // Push warps pack each once, into the chunk that they say.
+    const auto tables = tables_of(job, rank);
+    moe::Turns turns;
+    fill_turns(routing, job.nodes, order, *tables, chunks, places, turns);
+    std::set<uint32_t> packed;
+    std::map<std::pair<int, int>, uint32_t> units;
+    int list = 0;
+    uint32_t index = 0;
+    for (uint32_t turn = 0; turns.at(turn, &list, &index); ++turn) {
+      if (list < job.nranks) {
+        REQUIRE(job.nodes.node[list] == job.nodes.node[rank]);
+        REQUIRE(!PackNote{unit_of(routing, 8, *tables, list, index).note}.is_packed());
+        continue;
+      }
+      const PushUnit unit = pack_unit_of(routing, chunks, places, list - job.nranks, index);
+      const PackNote note{unit.note};
+      REQUIRE(note.is_packed());
+      REQUIRE(note.node() == list - job.nranks);
+      const uint32_t count = places.packed(note.node());
+      ++units[{note.node(), note.chunk()}];
+      for (uint32_t i = 0; i < unit.num_rows; ++i) {
+        REQUIRE(packed.insert(unit.row + i).second);
+        const uint32_t number = unit.row + i - places.begins[note.node()];
+        REQUIRE(number >= chunks.begin(count, note.chunk()));
+        REQUIRE(number < chunks.begin(count, note.chunk()) + chunks.packets(count, note.chunk()));
+      }
+    }
+    REQUIRE(packed.size() == leaders.size());
+    for (const auto& [chunk, num_units] : units)
+      REQUIRE(chunks.units_of_chunk(places.packed(chunk.first), chunk.second) == num_units);
+    // Chunks go to the rail peers.
+    for (int i = 0; i < order.num_rail_peers; ++i) {
+      const int peer = order.rail_peers[i];
+      const int node = job.nodes.node[peer];
+      const uint32_t count = counts.node_tokens(rank, node);
+      const int64_t target = relayed_packets(job.nodes, counts, peer, rank);
+      REQUIRE(job.nodes.relays(peer, rank));
+      REQUIRE(chunks.num_chunks(count) <= chunks.max_chunks);
+      uint32_t sent = 0;
+      for (int chunk = 0; chunk < chunks.num_chunks(count); ++chunk) {
+        REQUIRE(chunks.begin(count, chunk) == sent);
+        REQUIRE(chunks.packets(count, chunk) > 0);
+        if (chunk + 1 < chunks.num_chunks(count))
+          REQUIRE(chunks.packets(count, chunk) >= static_cast<uint32_t>(chunks.least_packets));
+        for (uint32_t packet = 0; packet < chunks.packets(count, chunk); ++packet, ++sent) {
+          const auto [at, is_new] =
+              arrived.insert({{peer, target + sent}, {rank, leaders[places.begins[node] + sent]}});
+          REQUIRE(is_new);
+        }
+        const int signal = numbers.signal(rank, chunk);
+        REQUIRE(signals.insert({peer, signal}).second);
+        REQUIRE(signal >= kEntrySignals + job.nranks);
+        REQUIRE(signal < numbers.num_signals());
+      }
+      REQUIRE(sent == count);
+    }
+  }
+}
+
+void check_forwarded(const Job& job, const moe::PacketChunks& chunks, const Arrived& arrived) {
+  const NetworkNumbers numbers = numbers_of(job);
+  std::map<std::tuple<int, uint32_t>, std::tuple<int, int64_t, int>> landed;  // (rank, row): source, token, k
+  size_t num_taken = 0;
+  for (int relay = 0; relay < job.nranks; ++relay) {
+    const moe::CudaRouting routing = job.routing(relay);
+    const moe::Counts counts = job.counts(routing);
+    const RankOrder order = make_rank_order(job.view(relay));
+    const auto tables = tables_of(job, relay);
+    moe::Turns turns;
+    fill_forward_turns(routing, job.nodes, order, chunks, counts, turns);
+    std::map<int, std::pair<std::tuple<int, uint32_t, int>, uint32_t>> left;  // by count: of which block, rows
+    int relayed = 0;
+    uint32_t number = 0;
+    for (uint32_t turn = 0; turns.at(turn, &relayed, &number); ++turn) {
+      const int source = order.relayed[relayed];
+      const uint32_t count = counts.node_tokens(source, job.nodes.node[relay]);
+      const int chunk = chunks.chunk_of_unit(count, number);
+      const uint32_t first = number * static_cast<uint32_t>(chunks.unit_packets);
+      REQUIRE(chunks.packets_of_unit(count, number) * job.topk <= 32);
+      REQUIRE(first >= chunks.begin(count, chunk));
+      REQUIRE(first + chunks.packets_of_unit(count, number) <=
+              chunks.begin(count, chunk) + chunks.packets(count, chunk));
+      for (uint32_t i = 0; i < chunks.packets_of_unit(count, number); ++i, ++num_taken) {
+        const auto at = arrived.find({relay, relayed_packets(job.nodes, counts, relay, source) + first + i});
+        REQUIRE(at != arrived.end());
+        REQUIRE(at->second.first == source);
+        const int64_t token = at->second.second / job.topk;
+        for (int k = 0; k < job.topk; ++k) {
+          const Item& item = job.item(source, token, k);
+          const ForwardRow row =
+              forward_row(routing, job.nodes, *tables, counts, source, item.expert, item.slot);
+          const bool is_here = item.expert >= 0 && job.node_of_expert(item.expert) == job.nodes.node[relay];
+          REQUIRE((row.rank >= 0) == is_here);
+          if (!is_here) continue;
+          REQUIRE(row.rank == job.rank_of_expert(item.expert));
+          REQUIRE(landed.insert({{row.rank, row.row}, {source, token, k}}).second);
+          const int list = relayed * order.num_local + job.nodes.local_rank[row.rank];
+          const int index = numbers.forward_count(list, static_cast<int>(row.block));
+          REQUIRE(list < numbers.max_forward_lists);
+          REQUIRE(index >= numbers.own_count(job.nranks, 0));
+          REQUIRE(index < numbers.packed_count(0, 0));
+          const std::tuple<int, uint32_t, int> block = {row.rank, row.block, source};
+          const auto [counted, is_first] = left.insert({index, {block, row.expected}});
+          REQUIRE(counted->second.first == block);
+          REQUIRE(counted->second.second > 0);
+          --counted->second.second;
+        }
+      }
+    }
+    for (const auto& [index, block] : left) REQUIRE(block.second == 0);
+  }
+  REQUIRE(num_taken == arrived.size());
+  // Where one node's kernel would put it: by expert, source, slot.
+  size_t num_rows = 0;
+  for (int expert = 0; expert < job.experts; ++expert) {
+    const int rank = job.rank_of_expert(expert);
+    const auto tables = tables_of(job, rank);
+    const moe::CudaRouting routing = job.routing(rank);
+    for (int source = 0; source < job.nranks; ++source) {
+      if (job.nodes.node[source] == job.nodes.node[rank]) continue;
+      uint32_t first = tables->rows[expert] - tables->rows[routing.first_expert(rank)];
+      for (int before = 0; before < source; ++before) first += job.counts(routing).expert_rows(before, expert);
+      for (int64_t token = 0; token < job.tokens(source); ++token) {
+        for (int k = 0; k < job.topk; ++k) {
+          if (job.item(source, token, k).expert != expert) continue;
+          const auto at = landed.find({rank, first + job.item(source, token, k).slot});
+          REQUIRE(at != landed.end());
+          REQUIRE(at->second == std::tuple(source, token, k));
+          ++num_rows;
+        }
+      }
+    }
+  }
+  REQUIRE(num_rows == landed.size());
+}
+
+}  // namespace
+
+TEST_CASE("a token enters each node that needs it once, and its rows land where they belong") {
+  std::mt19937 random(1);
+  for (int turn = 0; turn < 20; ++turn) {
+    for (const auto& nodes : TOPOLOGIES) {
+      const int topk = 1 + static_cast<int>(random() % 8);
+      const Job job(nodes, topk + static_cast<int>(random() % 40), topk, random);
+      const int unit = 1 + static_cast<int>(random() % (32 / topk));
+      for (const int units : {1, 3, 50}) {
+        const moe::PacketChunks chunks = {unit, unit * units, 7};
+        Arrived arrived;
+        check_sent(job, chunks, arrived);
+        check_forwarded(job, chunks, arrived);
+      }
+    }
+  }
+}
+
+TEST_CASE("tokens are packed in the order in which their node computes") {
+  std::mt19937 random(2);
+  for (const auto& nodes : TOPOLOGIES) {
+    const Job job(nodes, 24, 4, random);
+    for (int rank = 0; rank < job.nranks; ++rank) {
+      const moe::CudaRouting routing = job.routing(rank);
+      std::map<int, std::tuple<int, int, int64_t>>
+          last;  // by node: number of the expert at its rank, rank, token
+      for (const int64_t leader : job.leaders(rank)) {
+        const int expert = job.item(rank, leader / job.topk, static_cast<int>(leader % job.topk)).expert;
+        const std::tuple<int, int, int64_t> key = {expert % routing.experts_per_rank,
+                                                   job.rank_of_expert(expert), leader / job.topk};
+        const auto [before, is_first] = last.insert({job.node_of_expert(expert), key});
+        REQUIRE((is_first || before->second < key));
+        before->second = key;
+      }
+    }
+  }
+}
+
+TEST_CASE("flags, counts and signals between nodes do not overlap") {
+  const NetworkNumbers numbers = {6, 3, 40, 7, 12};
+  std::set<int> flags, counts, signals;
+  for (int i = 0; i < 6; ++i) REQUIRE(flags.insert(i).second);  // counts of ranks
+  for (int i = 0; i < 6 * 40; ++i) REQUIRE(flags.insert(6 + i).second);
+  for (int i = 0; i < 6; ++i) REQUIRE(signals.insert(kEntrySignals + i).second);
+  for (int chunk = 0; chunk < 7; ++chunk) {
+    for (int rank = 0; rank < 6; ++rank) {
+      REQUIRE(flags.insert(numbers.arrived_flag(rank, chunk)).second);
+      REQUIRE(signals.insert(numbers.signal(rank, chunk)).second);
+    }
+    for (int node = 0; node < 3; ++node) {
+      REQUIRE(flags.insert(numbers.packed_flag(node, chunk)).second);
+      REQUIRE(counts.insert(numbers.packed_count(node, chunk)).second);
+    }
+  }
+  for (int block = 0; block < 40; ++block) {
+    for (int rank = 0; rank < 6; ++rank) REQUIRE(counts.insert(numbers.own_count(rank, block)).second);
+    for (int list = 0; list < 12; ++list) REQUIRE(counts.insert(numbers.forward_count(list, block)).second);
+  }
+  REQUIRE(*flags.rbegin() + 1 == numbers.num_flags());
+  REQUIRE(*counts.rbegin() + 1 == numbers.num_counts());
+  REQUIRE(*signals.rbegin() + 1 == numbers.num_signals());
+}
+
+TEST_CASE("what maxima have prepared has room for every dispatch between nodes that they cover") {
+  std::mt19937_64 random(3);
+  const auto below = [&](int64_t limit) { return std::uniform_int_distribution<int64_t>(0, limit)(random); };
+  for (int turn = 0; turn < 500; ++turn) {
+    const auto& split = TOPOLOGIES[static_cast<size_t>(turn) % TOPOLOGIES.size()];
+    const auto nranks = static_cast<int>(split.size());
+    const TopologyArrays arrays(Topology::make(0, std::vector<std::string>(split.size(), "host"), split));
+    MoeCall maxima = make_call(1 + static_cast<int>(below(511)), 1 + static_cast<int>(below(15)));
+    maxima.is_maxima = true;
+    maxima.hidden = 8 * (1 + below(1000));
+    maxima.capacity_rows = 1 + below(100000);
+    maxima.max_tokens = turn % 2 == 0 ? 0 : 1 + below(5000);
+    const Result<MoePlan> prepared = moe_plan(maxima, nranks, 132, &arrays.view());
+    REQUIRE(prepared.ok());
+    MoeCall call = maxima;
+    call.is_maxima = false;
+    call.max_tokens = 0;
+    call.hidden = 8 * (1 + below(maxima.hidden / 8 - 1));
+    call.topk = 1 + static_cast<int>(below(maxima.topk - 1));
+    call.capacity_rows = below(maxima.capacity_rows);
+    call.tokens = below(5000);
+    const Result<MoePlan> plan = moe_plan(call, nranks, 132, &arrays.view());
+    REQUIRE(plan.ok());
+    const MoeNetworkPlan& network = plan.value().network;
+    REQUIRE(plan.value().area_bytes <= prepared.value().area_bytes);
+    REQUIRE(network.layout.begin >= plan.value().layout.bytes());
+    // The most that can travel: all rows of the largest node, from elsewhere.
+    int64_t largest = 0;
+    for (int node = 0; node < arrays.view().num_nodes; ++node)
+      largest = std::max<int64_t>(largest, arrays.view().node_nranks(node));
+    if (maxima.max_tokens == 0) {
+      REQUIRE(network.layout.bytes(largest * call.capacity_rows, 0) <= prepared.value().area_bytes);
+    } else {
+      REQUIRE(network.layout.bytes(0, std::min(maxima.max_tokens, call.capacity_rows)) <=
+              prepared.value().area_bytes);
+    }
+    REQUIRE(network.chunks.unit_packets * call.topk <= 32);
+    REQUIRE(network.chunks.least_packets % network.chunks.unit_packets == 0);
+    REQUIRE(network.chunks.least_packets * network.layout.packet_bytes >= 256 << 10);
+    REQUIRE(network.layout.begin % 128 == 0);
+    REQUIRE(network.layout.packet_bytes % 16 == 0);
+    REQUIRE(plan.value().plan.network_bytes ==
+            call.tokens * std::min(call.topk, arrays.view().num_nodes - 1) * network.layout.packet_bytes);
+  }
+}
+
+TEST_CASE("a plan says what it cannot do between nodes") {
+  const std::vector<int32_t> split = {0, 0, 1, 1};
+  const TopologyArrays arrays(Topology::make(0, std::vector<std::string>(4, "host"), split));
+  MoeCall call = make_call(8, 2);
+  REQUIRE(moe_plan(call, 4, 3, &arrays.view()).ok());
+  REQUIRE(moe_plan(call, 4, 2, &arrays.view()).status().code() == MK_ERROR_UNSUPPORTED);
+  call.capacity_rows = 128 * 65000;
+  REQUIRE(moe_plan(call, 4, 132, &arrays.view()).status().code() == MK_ERROR_UNSUPPORTED);
+  call.capacity_rows = 1000;
+  call.op = MK_OPERATOR_MOE_GEMM_COMBINE;
+  REQUIRE(moe_plan(call, 4, 132, &arrays.view()).status().sentence().find("between nodes") !=
+          std::string::npos);
+}
