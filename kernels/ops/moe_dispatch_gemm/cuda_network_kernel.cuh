@@ -157,11 +157,10 @@ __device__ __forceinline__ void place(const RankLaunch& launch, const NetworkPar
     begin_record<Config::NUM_THREADS>(params, smem.tables, smem.decision.verdict);
 }
 
-template <class Config>
-__global__ void __launch_bounds__(Config::NUM_THREADS, 1)
-    moe_dispatch_gemm_network_kernel(const __grid_constant__ NetworkParams params) {
-  extern __shared__ __align__(1024) uint8_t smem_bytes[];
-  NetworkStorage<Config>& smem = *reinterpret_cast<NetworkStorage<Config>*>(smem_bytes);
+// The kernel, but for what a CTA that computes does: compute(launch).
+template <class Config, class Compute>
+__device__ __forceinline__ void run_between_nodes(const NetworkParams& params, NetworkStorage<Config>& smem,
+                                                  Compute&& compute) {
   const RankLaunch launch(params.comm);
   const NetworkLaunch network(launch, params.comm);
   launch.begin_cta();
@@ -184,10 +183,19 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
     } else if (static_cast<int>(blockIdx.x) >= params.num_compute_ctas) {
       run_network_push_cta<Config>(launch, params, smem);
     } else {
-      run_product_cta<Config>(launch, params, smem);
+      compute(launch);
     }
   }
   launch.end_cta();
+}
+
+template <class Config>
+__global__ void __launch_bounds__(Config::NUM_THREADS, 1)
+    moe_dispatch_gemm_network_kernel(const __grid_constant__ NetworkParams params) {
+  extern __shared__ __align__(1024) uint8_t smem_bytes[];
+  NetworkStorage<Config>& smem = *reinterpret_cast<NetworkStorage<Config>*>(smem_bytes);
+  run_between_nodes<Config>(params, smem,
+                            [&](const RankLaunch& launch) { run_product_cta<Config>(launch, params, smem); });
 }
 
 template <GemmTile TILE, class Element, bool B_TRANSPOSED>

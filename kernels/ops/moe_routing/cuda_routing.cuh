@@ -164,6 +164,7 @@ __device__ void send_counts(const RankLaunch& launch, const RankComm& comm, cons
   __syncthreads();
   for (int step = threadIdx.x; step < comm.order.num_local; step += NUM_THREADS)
     launch.raise_flag(comm.order.rank_at[step], routing.rank);
+  __syncwarp();  // before a lane waits for what another raises
 }
 
 // By a counting CTA, all threads. Leaves in smem.taken what each warp has.

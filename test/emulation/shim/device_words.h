@@ -36,6 +36,34 @@ T __shfl_sync(uint32_t, T value, int lane) {
   std::memcpy(&value, &found, sizeof value);
   return value;
 }
+template <class T>
+T __shfl_up_sync(uint32_t mask, T value, unsigned distance) {
+  const unsigned lane = threadIdx.x % 32;
+  return __shfl_sync(mask, value, static_cast<int>(lane < distance ? lane : lane - distance));
+}
+template <class T>
+T __shfl_xor_sync(uint32_t mask, T value, int other) {
+  return __shfl_sync(mask, value, static_cast<int>(threadIdx.x % 32) ^ other);
+}
+inline uint32_t __match_any_sync(uint32_t, int value) {
+  const emulation::Values all = emulation::exchange(static_cast<uint32_t>(value));
+  uint32_t bits = 0;
+  for (int lane = 0; lane < 32; ++lane)
+    bits |= static_cast<uint32_t>(all.of[lane] == static_cast<uint32_t>(value)) << lane;
+  return bits;
+}
+template <class Choose>
+int emulated_reduction(int value, Choose&& choose) {
+  const emulation::Values all = emulation::exchange(static_cast<uint32_t>(value));
+  for (const uint64_t other : all.of) value = choose(value, static_cast<int>(other));
+  return value;
+}
+inline int __reduce_min_sync(uint32_t, int value) {
+  return emulated_reduction(value, [](int a, int b) { return std::min(a, b); });
+}
+inline int __reduce_max_sync(uint32_t, int value) {
+  return emulated_reduction(value, [](int a, int b) { return std::max(a, b); });
+}
 inline uint32_t __ballot_sync(uint32_t, bool value) {
   const emulation::Values all = emulation::exchange(value ? 1 : 0);
   uint32_t bits = 0;
@@ -50,6 +78,16 @@ inline void __nanosleep(unsigned) { emulation::pause(); }
 inline void __threadfence_block() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 inline int __ffs(int value) { return __builtin_ffs(value); }
 inline int __popc(uint32_t value) { return std::popcount(value); }
+inline float __int_as_float(int bits) { return std::bit_cast<float>(bits); }
+inline float __uint_as_float(uint32_t bits) { return std::bit_cast<float>(bits); }
+template <class T>
+T __ldcg(const T* address) {
+  return *address;
+}
+template <class T>
+void __stcg(T* address, T value) {
+  *address = value;
+}
 inline long long clock64() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
 
 template <class T, class U>

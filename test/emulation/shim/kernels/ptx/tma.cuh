@@ -36,6 +36,9 @@ inline void cp_async_bulk_tensor_4d_shared_global(void* smem_destination, const 
   }
 }
 inline void prefetch_tensormap(const CUtensorMap*) {}
+// Of a product: there is none here.
+template <class... T>
+void cp_async_bulk_tensor_3d_shared_global(T...);
 inline void cp_async_bulk_commit_group() {}
 template <int NUM_PENDING>
 void cp_async_bulk_wait_group() {}
