@@ -307,4 +307,69 @@ std::string MoeLayer::combine_bits() {
   return combined_.host.bits(tokens());
 }
 
+std::deque<MoeProblem> make_problems(const std::vector<MoeCase>& cases, int nranks) {
+  std::deque<MoeProblem> problems;
+  for (const MoeCase& moe : cases) problems.emplace_back(moe, nranks);
+  return problems;
+}
+
+void check(Tally& tally, const Rank& rank, const MoeProblem& problem, const char* what,
+           const std::string& wrong) {
+  tally.check(wrong.empty(), text("rank %d of %d: %s: %s: %s", rank.rank, problem.nranks, what,
+                                  describe(problem.moe).c_str(), wrong.c_str()));
+}
+
+void expect_data_error(Tally& tally, const Rank& rank, int guilty, const std::string& says) {
+  const mk_status_t seen = mk_comm_synchronize(rank.comm, rank.stream);
+  const std::string sentence = mk_get_last_error(rank.comm);
+  tally.check(seen == MK_ERROR_DATA && sentence.find(says) != std::string::npos &&
+                  sentence.find("no rows were moved") != std::string::npos,
+              text("rank %d: expected a data error that says \"%s\", saw %s: %s", rank.rank, says.c_str(),
+                   mk_status_string(seen), sentence.c_str()));
+  mk_async_error_t error = MK_ASYNC_ERROR_INIT;
+  require(mk_comm_get_async_error(rank.comm, &error), "mk_comm_get_async_error", rank.comm);
+  tally.check(error.status == MK_ERROR_DATA && (guilty < 0 || error.rank == guilty),
+              text("rank %d: the error is %d of rank %d, expected of rank %d", rank.rank, error.status,
+                   error.rank, guilty));
+  require(mk_comm_clear_async_error(rank.comm), "mk_comm_clear_async_error", rank.comm);
+}
+
+void expect_nothing(Tally& tally, const Rank& rank, MoeLayer& layer, int64_t needed_rows) {
+  const mk_moe_routing_t head = layer.head();
+  tally.check(head.status == MK_ERROR_DATA && head.num_rows == 0 && head.needed_rows == needed_rows,
+              text("rank %d: record: status %d, rows %lld, needed %lld; expected %lld", rank.rank, head.status,
+                   static_cast<long long>(head.num_rows), static_cast<long long>(head.needed_rows),
+                   static_cast<long long>(needed_rows)));
+  const std::string wrong = layer.untouched_outputs();
+  tally.check(wrong.empty(), text("rank %d: after an error: %s", rank.rank, wrong.c_str()));
+}
+
+void run_bad_indices(Tally& tally, Rank& rank, MoeLayer& layer, Watchdog& watchdog) {
+  struct Bad {
+    std::vector<int64_t> row;
+    std::string says;
+  };
+  const Bad all[] = {{{1, 7, 2}, "topk_idx[4, 1]: expected -1 to 6, saw 7"},
+                     {{-2, 1, 2}, "topk_idx[4, 0]: expected -1 to 6, saw -2"},
+                     {{3, 1, 3}, "topk_idx[4, 2]: expected each expert once in a row, saw 3 again"},
+                     {{0, 1, int64_t{1} << 32}, "topk_idx[4, 2]: expected -1 to 6, saw 4294967296"}};
+  const int guilty = rank.nranks - 1;
+  for (const Bad& bad : all) {
+    watchdog.stage(rank.rank, bad.says, STAGE_SECONDS, rank.comm);
+    std::vector<int64_t> indices = layer.topk_idx();
+    if (rank.rank == guilty) {
+      std::copy(bad.row.begin(), bad.row.end(), indices.begin() + 4 * 3);
+      indices[5 * 3] = 1000;  // a later one
+    }
+    layer.load_indices(indices);
+    layer.poison();
+    rank.meet();
+    require(layer.dispatch(), "mk_moe_dispatch_gemm", rank.comm);
+    expect_data_error(tally, rank, guilty, bad.says);
+    expect_nothing(tally, rank, layer, 0);
+    rank.meet();
+  }
+  layer.load_indices(layer.topk_idx());
+}
+
 }  // namespace operators

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstring>
+#include <deque>
 #include <string>
 #include <vector>
 
@@ -86,5 +87,18 @@ class MoeLayer {
   Buffer indices_, scale_, weights_, record_;
   double error_ = 0, norm_ = 0;
 };
+
+constexpr int STAGE_SECONDS = 90;
+
+std::deque<MoeProblem> make_problems(const std::vector<MoeCase>& cases, int nranks);
+// `wrong`: "" or what is wrong.
+void check(Tally& tally, const Rank& rank, const MoeProblem& problem, const char* what,
+           const std::string& wrong);
+// After a launch that must have failed: MK_ERROR_DATA that blames `guilty` and says `says`, which is then
+// cleared.
+void expect_data_error(Tally& tally, const Rank& rank, int guilty, const std::string& says);
+void expect_nothing(Tally& tally, const Rank& rank, MoeLayer& layer, int64_t needed_rows);
+// Dispatches of a layer of 6 tokens or more a rank, 7 experts and a topk of 3 with wide indices.
+void run_bad_indices(Tally& tally, Rank& rank, MoeLayer& layer, Watchdog& watchdog);
 
 }  // namespace operators

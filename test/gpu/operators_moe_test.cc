@@ -15,8 +15,6 @@ using mk::test::Spread;
 
 Tally tally;
 
-constexpr int STAGE_SECONDS = 90;
-
 std::vector<MoeCase> small_cases() {
   std::vector<MoeCase> cases;
   const auto add = [&](const MoeCase& moe) { cases.push_back(moe); };
@@ -90,11 +88,6 @@ std::vector<MoeCase> large_cases(bool quick) {
   return cases;
 }
 
-void check(const Rank& rank, const MoeProblem& problem, const char* what, const std::string& wrong) {
-  tally.check(wrong.empty(), text("rank %d of %d: %s: %s: %s", rank.rank, problem.nranks, what,
-                                  describe(problem.moe).c_str(), wrong.c_str()));
-}
-
 // A layer three times: dispatch and combine; again, with the same bits; and a dispatch by the record.
 void run_layer(Rank& rank, mk_comm_t comm, int nranks, const MoeProblem& problem, Watchdog& watchdog) {
   watchdog.stage(rank.rank, describe(problem.moe), STAGE_SECONDS, comm);
@@ -110,11 +103,11 @@ void run_layer(Rank& rank, mk_comm_t comm, int nranks, const MoeProblem& problem
     require(layer.combine(), "mk_moe_gemm_combine", comm);
     require(mk_comm_synchronize(comm, rank.stream), describe(problem.moe).c_str(), comm);
     if (turn == 0) {
-      check(rank, problem, "dispatch", layer.wrong_dispatch());
-      check(rank, problem, "combine", layer.wrong_combine());
+      check(tally, rank, problem, "dispatch", layer.wrong_dispatch());
+      check(tally, rank, problem, "combine", layer.wrong_combine());
       bits = layer.dispatch_bits() + layer.combine_bits();
     } else {
-      check(rank, problem, turn == 1 ? "repeated" : "by its record",
+      check(tally, rank, problem, turn == 1 ? "repeated" : "by its record",
             layer.dispatch_bits() + layer.combine_bits() == bits ? "" : "other bits");
     }
   }
@@ -141,10 +134,10 @@ void run_repeatedly(Rank& rank, const std::deque<MoeProblem>& problems, Watchdog
     if (turn % 4 == 0) leash.mark(rank.stream);
   }
   rank.synchronize();
-  check(rank, problems[0], "dispatch after many", first.wrong_dispatch());
-  check(rank, problems[0], "combine after many", first.wrong_combine());
-  check(rank, problems[1], "dispatch after many", second.wrong_dispatch());
-  check(rank, problems[1], "combine after many", second.wrong_combine());
+  check(tally, rank, problems[0], "dispatch after many", first.wrong_dispatch());
+  check(tally, rank, problems[0], "combine after many", first.wrong_combine());
+  check(tally, rank, problems[1], "dispatch after many", second.wrong_dispatch());
+  check(tally, rank, problems[1], "combine after many", second.wrong_combine());
   rank.meet();
 }
 
@@ -157,87 +150,24 @@ void run_replays(Rank& rank, const std::deque<MoeProblem>& problems, Watchdog& w
   const mk_moe_maxima_t maxima = layer.maxima();
   require(mk_moe_dispatch_gemm_prepare(rank.comm, &maxima), "mk_moe_dispatch_gemm_prepare", rank.comm);
   rank.meet();
-  require_cuda(cudaStreamBeginCapture(rank.stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-  require(layer.dispatch(), "a captured dispatch", rank.comm);
-  require(layer.combine(), "a captured combine", rank.comm);
-  cudaGraph_t graph = nullptr;
-  require_cuda(cudaStreamEndCapture(rank.stream, &graph), "cudaStreamEndCapture");
-  size_t num_nodes = 0;
-  require_cuda(cudaGraphGetNodes(graph, nullptr, &num_nodes), "cudaGraphGetNodes");
-  tally.check(num_nodes == 2, text("rank %d: captured %zu nodes, expected 2", rank.rank, num_nodes));
-  cudaGraphExec_t replay = nullptr;
-  require_cuda(cudaGraphInstantiate(&replay, graph, 0), "cudaGraphInstantiate");
-  require_cuda(cudaGraphDestroy(graph), "cudaGraphDestroy");
-  require_cuda(cudaGraphUpload(replay, rank.stream), "cudaGraphUpload");
-  require_cuda(cudaStreamSynchronize(rank.stream), "cudaGraphUpload");
+  const Replay replay(rank.stream, [&] {
+    require(layer.dispatch(), "a captured dispatch", rank.comm);
+    require(layer.combine(), "a captured combine", rank.comm);
+  });
+  tally.check(replay.num_nodes() == 2,
+              text("rank %d: captured %zu nodes, expected 2", rank.rank, replay.num_nodes()));
   for (int turn = 0; turn < 2; ++turn) {
     for (const MoeProblem& problem : problems) {
       layer.load(problem);
       layer.poison();
       rank.meet();
-      require_cuda(cudaGraphLaunch(replay, rank.stream), "cudaGraphLaunch");
+      replay.launch();
       rank.synchronize();
-      check(rank, problem, "dispatch replayed", layer.wrong_dispatch());
-      check(rank, problem, "combine replayed", layer.wrong_combine());
+      check(tally, rank, problem, "dispatch replayed", layer.wrong_dispatch());
+      check(tally, rank, problem, "combine replayed", layer.wrong_combine());
       rank.meet();
     }
   }
-  require_cuda(cudaGraphExecDestroy(replay), "cudaGraphExecDestroy");
-}
-
-// After a launch that must have failed: MK_ERROR_DATA that blames `guilty` and says `says`, which is then
-// cleared.
-void expect_data_error(const Rank& rank, int guilty, const std::string& says) {
-  const mk_status_t seen = mk_comm_synchronize(rank.comm, rank.stream);
-  const std::string sentence = mk_get_last_error(rank.comm);
-  tally.check(seen == MK_ERROR_DATA && sentence.find(says) != std::string::npos &&
-                  sentence.find("no rows were moved") != std::string::npos,
-              text("rank %d: expected a data error that says \"%s\", saw %s: %s", rank.rank, says.c_str(),
-                   mk_status_string(seen), sentence.c_str()));
-  mk_async_error_t error = MK_ASYNC_ERROR_INIT;
-  require(mk_comm_get_async_error(rank.comm, &error), "mk_comm_get_async_error", rank.comm);
-  tally.check(error.status == MK_ERROR_DATA && (guilty < 0 || error.rank == guilty),
-              text("rank %d: the error is %d of rank %d, expected of rank %d", rank.rank, error.status,
-                   error.rank, guilty));
-  require(mk_comm_clear_async_error(rank.comm), "mk_comm_clear_async_error", rank.comm);
-}
-
-void expect_nothing(const Rank& rank, MoeLayer& layer, int64_t needed_rows) {
-  const mk_moe_routing_t head = layer.head();
-  tally.check(head.status == MK_ERROR_DATA && head.num_rows == 0 && head.needed_rows == needed_rows,
-              text("rank %d: record: status %d, rows %lld, needed %lld; expected %lld", rank.rank, head.status,
-                   static_cast<long long>(head.num_rows), static_cast<long long>(head.needed_rows),
-                   static_cast<long long>(needed_rows)));
-  const std::string wrong = layer.untouched_outputs();
-  tally.check(wrong.empty(), text("rank %d: after an error: %s", rank.rank, wrong.c_str()));
-}
-
-void run_bad_indices(Rank& rank, MoeLayer& layer, Watchdog& watchdog) {
-  struct Bad {
-    std::vector<int64_t> row;
-    std::string says;
-  };
-  const Bad all[] = {{{1, 7, 2}, "topk_idx[4, 1]: expected -1 to 6, saw 7"},
-                     {{-2, 1, 2}, "topk_idx[4, 0]: expected -1 to 6, saw -2"},
-                     {{3, 1, 3}, "topk_idx[4, 2]: expected each expert once in a row, saw 3 again"},
-                     {{0, 1, int64_t{1} << 32}, "topk_idx[4, 2]: expected -1 to 6, saw 4294967296"}};
-  const int guilty = rank.nranks - 1;
-  for (const Bad& bad : all) {
-    watchdog.stage(rank.rank, bad.says, STAGE_SECONDS, rank.comm);
-    std::vector<int64_t> indices = layer.topk_idx();
-    if (rank.rank == guilty) {
-      std::copy(bad.row.begin(), bad.row.end(), indices.begin() + 4 * 3);
-      indices[5 * 3] = 1000;  // a later one
-    }
-    layer.load_indices(indices);
-    layer.poison();
-    rank.meet();
-    require(layer.dispatch(), "mk_moe_dispatch_gemm", rank.comm);
-    expect_data_error(rank, guilty, bad.says);
-    expect_nothing(rank, layer, 0);
-    rank.meet();
-  }
-  layer.load_indices(layer.topk_idx());
 }
 
 void run_data_errors(Rank& rank, const std::deque<MoeProblem>& problems, Watchdog& watchdog) {
@@ -248,16 +178,16 @@ void run_data_errors(Rank& rank, const std::deque<MoeProblem>& problems, Watchdo
     const mk_moe_maxima_t maxima = each->maxima();
     require(mk_moe_dispatch_gemm_prepare(rank.comm, &maxima), "mk_moe_dispatch_gemm_prepare", rank.comm);
   }
-  run_bad_indices(rank, layer, watchdog);
+  run_bad_indices(tally, rank, layer, watchdog);
   watchdog.stage(rank.rank, "too little capacity", STAGE_SECONDS, rank.comm);
   mk_moe_dispatch_gemm_args_t args = layer.dispatch_args();
   args.capacity_rows = problem.capacity() - 1;
   layer.poison();
   rank.meet();
   require(mk_moe_dispatch_gemm(rank.comm, &args, rank.stream), "mk_moe_dispatch_gemm", rank.comm);
-  expect_data_error(rank, -1,
+  expect_data_error(tally, rank, -1,
                     text("capacity_rows: expected at least %lld", static_cast<long long>(problem.capacity())));
-  expect_nothing(rank, layer, problem.capacity());
+  expect_nothing(tally, rank, layer, problem.capacity());
   watchdog.stage(rank.rank, "records of two dispatches", STAGE_SECONDS, rank.comm);
   require(layer.dispatch(), "mk_moe_dispatch_gemm", rank.comm);
   require(other.dispatch(), "mk_moe_dispatch_gemm", rank.comm);
@@ -266,19 +196,13 @@ void run_data_errors(Rank& rank, const std::deque<MoeProblem>& problems, Watchdo
   if (rank.rank == rank.nranks - 1) combine.routing = other.combine_args().routing;
   rank.meet();
   require(mk_moe_gemm_combine(rank.comm, &combine, rank.stream), "mk_moe_gemm_combine", rank.comm);
-  expect_data_error(rank, -1, "pass the records of one dispatch");
+  expect_data_error(tally, rank, -1, "pass the records of one dispatch");
   watchdog.stage(rank.rank, "a record that is none", STAGE_SECONDS, rank.comm);
   if (rank.rank == 1) layer.fill_record(0x5a);
   rank.meet();
   require(layer.dispatch(true), "mk_moe_dispatch_gemm", rank.comm);
-  expect_data_error(rank, 1, "routing: expected the record of a dispatch");
+  expect_data_error(tally, rank, 1, "routing: expected the record of a dispatch");
   rank.meet();
-}
-
-std::deque<MoeProblem> make_problems(const std::vector<MoeCase>& cases, int nranks) {
-  std::deque<MoeProblem> problems;
-  for (const MoeCase& moe : cases) problems.emplace_back(moe, nranks);
-  return problems;
 }
 
 }  // namespace

@@ -114,25 +114,16 @@ void run_captured(Rank& rank, Watchdog& watchdog, const Problem& problem, const 
   watchdog.stage(rank.rank, what, 60, rank.comm);
   const Bench bench(rank, problem);
   rank.meet();
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t replay = nullptr;
-  require_cuda(cudaStreamBeginCapture(rank.stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-  bench.launch(rank.stream);
-  require_cuda(cudaStreamEndCapture(rank.stream, &graph), "cudaStreamEndCapture");
-  require_cuda(cudaGraphInstantiate(&replay, graph, 0), "cudaGraphInstantiate");
-  require_cuda(cudaGraphDestroy(graph), "cudaGraphDestroy");
-  require_cuda(cudaGraphUpload(replay, rank.stream), "cudaGraphUpload");
-  require_cuda(cudaStreamSynchronize(rank.stream), "cudaGraphUpload");
+  const Replay replay(rank.stream, [&] { bench.launch(rank.stream); });
   rank.meet();
   Leash leash(8);
   for (int i = 0; i < replays; ++i) {
-    require_cuda(cudaGraphLaunch(replay, rank.stream), "cudaGraphLaunch");
+    replay.launch();
     leash.mark(rank.stream);
   }
   rank.synchronize();
   check_verdict(rank, bench.verdict(rank.stream), what);
   rank.meet();
-  require_cuda(cudaGraphExecDestroy(replay), "cudaGraphExecDestroy");
 }
 
 // Refused before anything happens, by every rank.
@@ -150,7 +141,6 @@ void run_refused(Rank& rank, Watchdog& watchdog, const std::string& where) {
   check("mode WGRAD", mk_allgather_gemm_prepare(rank.comm, &gemm));
   mk_moe_maxima_t moe = MK_MOE_MAXIMA_INIT;
   moe.tokens = 64, moe.hidden = 128, moe.inter = 128, moe.experts = 2 * rank.nranks, moe.topk = 2;
-  check("a dispatch", mk_moe_dispatch_gemm_prepare(rank.comm, &moe));
   check("a combine", mk_moe_gemm_combine_prepare(rank.comm, &moe));
   mk_ring_attention_maxima_t attention = MK_RING_ATTENTION_MAXIMA_INIT;
   attention.batch = 1, attention.seq = 512, attention.heads = attention.kv_heads = 2, attention.dim = 64;

@@ -10,6 +10,7 @@
 #include <condition_variable>
 #include <cstdarg>
 #include <cstring>
+#include <functional>
 #include <mutex>
 #include <thread>
 
@@ -215,6 +216,33 @@ class Leash {
  private:
   std::vector<cudaEvent_t> events_;
   size_t next_ = 0;
+};
+
+// What enqueue() puts into a stream, captured, to be launched any number of times.
+class Replay {
+ public:
+  Replay(cudaStream_t stream, const std::function<void()>& enqueue) : stream_(stream) {
+    cudaGraph_t graph = nullptr;
+    require_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+    enqueue();
+    require_cuda(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
+    require_cuda(cudaGraphGetNodes(graph, nullptr, &num_nodes_), "cudaGraphGetNodes");
+    require_cuda(cudaGraphInstantiate(&replay_, graph, 0), "cudaGraphInstantiate");
+    require_cuda(cudaGraphDestroy(graph), "cudaGraphDestroy");
+    require_cuda(cudaGraphUpload(replay_, stream), "cudaGraphUpload");
+    require_cuda(cudaStreamSynchronize(stream), "cudaGraphUpload");
+  }
+  ~Replay() { cudaGraphExecDestroy(replay_); }
+  Replay(const Replay&) = delete;
+  Replay& operator=(const Replay&) = delete;
+
+  size_t num_nodes() const { return num_nodes_; }
+  void launch() const { require_cuda(cudaGraphLaunch(replay_, stream_), "cudaGraphLaunch"); }
+
+ private:
+  const cudaStream_t stream_;
+  cudaGraphExec_t replay_ = nullptr;
+  size_t num_nodes_ = 0;
 };
 
 // The turn and the verdict of one rank, on its device.
