@@ -284,6 +284,14 @@ void check_forwarded(const Job& job, const moe::PacketChunks& chunks, const Arri
       }
     }
     for (const auto& [index, block] : left) REQUIRE(block.second == 0);
+    // Its region ends with the last of them.
+    const int64_t end = relayed_packets(job.nodes, counts, relay, job.nranks);
+    const auto after = arrived.lower_bound({relay + 1, 0});
+    if (after == arrived.begin() || std::prev(after)->first.first != relay) {
+      REQUIRE(end == 0);
+    } else {
+      REQUIRE(std::prev(after)->first.second + 1 == end);
+    }
   }
   REQUIRE(num_taken == arrived.size());
   // Where one node's kernel would put it: by expert, source, slot.
@@ -341,6 +349,13 @@ TEST_CASE("tokens are packed in the order in which their node computes") {
         const int expert = job.item(rank, leader / job.topk, static_cast<int>(leader % job.topk)).expert;
         const std::tuple<int, int, int64_t> key = {expert % routing.experts_per_rank,
                                                    job.rank_of_expert(expert), leader / job.topk};
+        // No item of the token in that node is computed before it.
+        for (int k = 0; k < job.topk; ++k) {
+          const int other = job.item(rank, leader / job.topk, k).expert;
+          if (other < 0 || job.node_of_expert(other) != job.node_of_expert(expert)) continue;
+          REQUIRE(std::tuple(other % routing.experts_per_rank, job.rank_of_expert(other), leader / job.topk) >=
+                  key);
+        }
         const auto [before, is_first] = last.insert({job.node_of_expert(expert), key});
         REQUIRE((is_first || before->second < key));
         before->second = key;
