@@ -429,10 +429,11 @@ MK_API mk_status_t mk_mem_deregister(mk_comm_t comm, mk_memory_t memory);
  *   shapes; outputs are undefined, the communicator stays usable but for CUDA between nodes), _TIMEOUT, _REMOTE,
  *   _ABORTED, _NETWORK.
  *
- * On CUDA with ranks on several nodes there are mk_allgather_gemm in mode FORWARD, mk_gemm_reduce_scatter and
- *   mk_gemm_allreduce (not MK_ALGORITHM_ONE_SHOT), from 3 CTAs a rank on; the functions of every other operator, and of
- *   mode WGRAD, answer MK_ERROR_UNSUPPORTED there. So do calls of several ranks on CUDA whose m, n or k is above
- *   1 073 709 055, or which would need more flags or signals of transfer than a launch has: use several calls.
+ * On CUDA with ranks on several nodes there are mk_allgather_gemm in mode FORWARD, mk_gemm_reduce_scatter,
+ *   mk_gemm_allreduce (not MK_ALGORITHM_ONE_SHOT), mk_moe_dispatch_gemm and mk_ring_attention, from 3 CTAs a rank on;
+ *   the functions of every other operator, and of mode WGRAD, answer MK_ERROR_UNSUPPORTED there. So do GEMM calls of
+ *   several ranks on CUDA whose m, n or k is above 1 073 709 055, or which would need more flags or signals of transfer
+ *   than a launch has: use several calls.
  *
  * Empty products: m or n may be 0; k 0 gives zero (plus bias, plus C when accumulating). */
 
@@ -582,8 +583,8 @@ MK_API mk_status_t mk_gemm_allreduce(mk_comm_t comm, const mk_gemm_allreduce_arg
  * a routing record, from which the combine knows the way home. Both have the four functions that "GEMM operators"
  * describes, and these particulars:
  *
- * On CUDA: one node, at most 512 experts over all ranks, hidden and inter up to 262 144, 2 CTAs a rank or more; else
- *   MK_ERROR_UNSUPPORTED. Pointers, the routing record's among them, are to device memory there.
+ * On CUDA: the combine in one node only, at most 512 experts over all ranks, hidden and inter up to 262 144, 2 CTAs a
+ *   rank or more, between nodes 3; else MK_ERROR_UNSUPPORTED. Pointers, the routing record's among them, are to device memory there.
  *
  * Prepare. Whatever one of the two operators prepares covers calls of both, with `inter` of any size: preparing one of
  *   them is enough. A call is covered by maxima with at least its hidden, experts, topk and (dispatch) capacity_rows,
@@ -737,9 +738,9 @@ MK_API mk_status_t mk_moe_gemm_combine(mk_comm_t comm, const mk_moe_gemm_combine
  * into each other node that needs them, while attention over those at hand runs; o, lse and gradients accumulate in
  * fp32. A chunk travels only to ranks of which a query may see one of its keys.
  *
- * On CUDA: one node, dim at most 128, no packed sequences, seq below 2^30, and batch * kv_heads * (W-1), twice that when
- *   zigzag, at most 262 144, of the backward 131 072. Beyond that MK_ERROR_UNSUPPORTED. A call of the backward is two
- *   kernels.
+ * On CUDA: the backward in one node only, dim at most 128, no packed sequences, seq below 2^30, and batch * kv_heads
+ *   * (W-1), twice that when zigzag, at most 262 144, of the backward 131 072; between nodes 3 CTAs a rank or more.
+ *   Beyond that MK_ERROR_UNSUPPORTED. A call of the backward is two kernels.
  * Slices. Not zigzag: rank r holds the r-th slice of the sequence (Rows, above), packed sequences included, which
  *   may lie inside a rank or span several. Zigzag: of each sequence, cut into 2W slices by the same rule, rank r holds
  *   slices r and 2W-1-r, in this order, sequence after sequence. s_r positions in all, perhaps none.
