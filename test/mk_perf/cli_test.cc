@@ -54,7 +54,7 @@ void check_figures(const Value& result) {
   CHECK(median <= result["fused_us"]["max"].number);
   CHECK(result["tflops"].number > 0);
   for (const char* absent :
-       {"baseline_us", "collective_us", "roofline_us", "cublas_us", "link_us", "sm_mhz", "watts"})
+       {"baseline_us", "collective_us", "roofline_us", "cublas_us", "link_us", "network_us", "sm_mhz", "watts"})
     CHECK(result[absent].is(Type::kNull));
 }
 
@@ -153,7 +153,8 @@ TEST_CASE("all operators of the host run, pass their checks and come as a table 
   for (const Value& result : document["results"].items) {
     CHECK(result.keys() ==
           "operator device ranks nodes shape dtype mode check fused_us baseline_us gemm_us alone_us "
-          "collective_us roofline_us tflops cublas_us link_us host_us sm_mhz watts");
+          "collective_us roofline_us tflops cublas_us link_us network_us unfused_us moving_us host_us sm_mhz "
+          "watts");
     operators.push_back(result["operator"].text);
     CHECK(result["device"].text == "host");
     CHECK(result["ranks"].number == 2);
@@ -252,6 +253,24 @@ TEST_CASE("both modes in one run, B as [n, k], the host's time of a call, a part
     CHECK(result["gemm_us"].number > 0);
     check_figures(result);
   }
+}
+
+TEST_CASE("without the fusion, beside it: the product alone and what moves the data, one after the other") {
+  const Folder folder;
+  const std::string path = folder.path / "results.json";
+  const Outcome outcome = mk_perf(with(
+      {"gemm_allreduce", "-g", "2", "--nodes", "2", "--unfused", "--shape", "m=37,n=16,k=33", "--json", path},
+      kQuick));
+  INFO(outcome.err << outcome.out);
+  REQUIRE(outcome.exit_code == 0);
+  CHECK(contains(outcome.out, "x unfused"));
+  const Value document = read_json(path);
+  REQUIRE(document["results"].items.size() == 1);
+  const Value& result = document["results"].items[0];
+  CHECK(result["nodes"].number == 2);
+  CHECK(result["moving_us"].number > 0);
+  CHECK(result["unfused_us"].number > result["moving_us"].number / 2);
+  check_figures(result);
 }
 
 TEST_CASE("every GEMM operator passes its check with B as [n, k]") {

@@ -72,6 +72,7 @@ TEST_CASE("defaults") {
   CHECK(options.baseline == Baseline::kAuto);
   CHECK(options.b_layout == MK_LAYOUT_KN);
   CHECK(!options.host_time);
+  CHECK(!options.unfused);
   CHECK(options.only.empty());
   CHECK(options.dtypes.out_dtype == MK_DTYPE_BF16);
   CHECK(select_work(options, 2).size() == all_operators().size());
@@ -81,13 +82,14 @@ TEST_CASE("defaults") {
 TEST_CASE("what is measured beside the operator") {
   const Options options =
       parse({"gemm_allreduce", "--mode", "both", "--baseline", "nccl", "--nccl-library", "/a/libnccl.so",
-             "--cublaslt-library", "/b/libcublasLt.so", "--b-layout", "nk", "--host-time"});
+             "--cublaslt-library", "/b/libcublasLt.so", "--b-layout", "nk", "--host-time", "--unfused"});
   CHECK(options.modes == std::vector<Mode>{Mode::kIsolated, Mode::kBackToBack});
   CHECK(options.baseline == Baseline::kNccl);
   CHECK(options.nccl_path == "/a/libnccl.so");
   CHECK(options.cublaslt_path == "/b/libcublasLt.so");
   CHECK(options.b_layout == MK_LAYOUT_NK);
   CHECK(options.host_time);
+  CHECK(options.unfused);
   CHECK(parse({"all", "--baseline", "none"}).baseline == Baseline::kNone);
 }
 

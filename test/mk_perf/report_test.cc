@@ -81,7 +81,8 @@ TEST_CASE("columns that no line has a figure for are left out, but for the basel
   Result result = example();
   const Schedule schedule = {Mode::kIsolated, 3, 20};
   const std::string host = table_text({result}, schedule);
-  for (const char* column : {"alone us", "cublas us", "link us", "x roofline", "host us", "SM MHz", "  W  "})
+  for (const char* column : {"alone us", "cublas us", "link us", "x roofline", "host us", "SM MHz", "  W  ",
+                             "network us", "unfused", "moving us"})
     CHECK(!contains(host, column));
   for (const char* column : {"baseline us", "speed-up", "collective us", "roofline us"})
     CHECK(contains(host, column));
@@ -89,13 +90,17 @@ TEST_CASE("columns that no line has a figure for are left out, but for the basel
   measured.alone_us = 10.5;
   measured.cublas_us = 11.5;
   measured.link_us = 9;
+  measured.network_us = 8.5;
+  measured.moving_us = 7.25;
+  measured.unfused_us = 25;
   measured.roofline_us = 11.5;
   measured.host_us = 4.5;
   measured.sm_mhz = 1755;
   measured.watts = 612.4;
   const std::string table = table_text({result, measured}, schedule);
-  for (const char* part : {"alone us", "10.5", "cublas us", "link us", "x roofline", "host us", "SM MHz",
-                           "11.5", "1.09", "4.5", "1755", "612"})
+  for (const char* part :
+       {"alone us", "10.5", "cublas us", "link us", "x roofline", "host us", "SM MHz", "network us", "8.5",
+        "moving us", "7.2", "unfused us", "25.0", "x unfused", "11.5", "1.09", "4.5", "1755", "612"})
     CHECK(contains(table, part));
 }
 

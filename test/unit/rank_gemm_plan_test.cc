@@ -270,6 +270,17 @@ TEST_CASE("between nodes one CTA has the network, and rows travel once to each o
   }
 }
 
+TEST_CASE("between nodes more CTAs push, for they forward, too") {
+  const std::vector<int32_t> nodes = {0, 0, 1, 1};
+  const TopologyArrays arrays(Topology::make(0, std::vector<std::string>(4, "host"), nodes));
+  const GemmCall call = make_call(MK_OPERATOR_ALLGATHER_GEMM, 16384, 4096, 16384);
+  const Result<RankGemmPlan> chosen = rank_gemm_plan(call, 0, 4, NUM_SMS, &arrays.view());
+  REQUIRE(chosen.ok());
+  const mk_plan_t& between = chosen.value().plan;
+  CHECK(between.copy_ctas > plan_of(call, 0, 4).plan.copy_ctas);
+  CHECK(between.compute_ctas + between.copy_ctas == NUM_SMS - 1);
+}
+
 TEST_CASE("reductions between nodes: CTAs that sum, areas that serve smaller calls") {
   const TopologyArrays arrays(
       Topology::make(1, std::vector<std::string>(4, "host"), std::vector<int32_t>{0, 0, 1, 1}));
