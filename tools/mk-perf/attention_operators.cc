@@ -99,17 +99,22 @@ class AttentionProblem : public Problem {
 
   void run(int set) override {
     if (!backward_) return run_forward(set);
-    const Buffers& buffers = sets_[static_cast<size_t>(set)];
-    mk_ring_attention_backward_args_t args = MK_RING_ATTENTION_BACKWARD_ARGS_INIT;
-    set_common(args, set);
-    args.o = buffers.o.data();
-    args.lse = static_cast<const float*>(buffers.lse.data());
-    args.d_o = buffers.d_o.data();
-    args.dq = buffers.dq.data();
-    args.dk = buffers.dk.data();
-    args.dv = buffers.dv.data();
+    const mk_ring_attention_backward_args_t args = backward_args(set);
     require(mk_ring_attention_backward(context_.comm, &args, context_.device->stream()),
             "mk_ring_attention_backward", context_.comm);
+  }
+
+  std::optional<mk_plan_t> plan() const override {
+    mk_plan_t plan = MK_PLAN_INIT;
+    if (backward_) {
+      const mk_ring_attention_backward_args_t args = backward_args(0);
+      require(mk_ring_attention_backward_plan(context_.comm, &args, &plan), "mk_ring_attention_backward_plan",
+              context_.comm);
+    } else {
+      const mk_ring_attention_args_t args = forward_args(0);
+      require(mk_ring_attention_plan(context_.comm, &args, &plan), "mk_ring_attention_plan", context_.comm);
+    }
+    return plan;
   }
 
   void check(int set, Pattern pattern, Check& result) override {
@@ -204,11 +209,29 @@ class AttentionProblem : public Problem {
     args.v = buffers.v.data();
   }
 
-  void run_forward(int set) const {
+  mk_ring_attention_args_t forward_args(int set) const {
     mk_ring_attention_args_t args = MK_RING_ATTENTION_ARGS_INIT;
     set_common(args, set);
     args.o = sets_[static_cast<size_t>(set)].o.data();
     args.lse = static_cast<float*>(sets_[static_cast<size_t>(set)].lse.data());
+    return args;
+  }
+
+  mk_ring_attention_backward_args_t backward_args(int set) const {
+    const Buffers& buffers = sets_[static_cast<size_t>(set)];
+    mk_ring_attention_backward_args_t args = MK_RING_ATTENTION_BACKWARD_ARGS_INIT;
+    set_common(args, set);
+    args.o = buffers.o.data();
+    args.lse = static_cast<const float*>(buffers.lse.data());
+    args.d_o = buffers.d_o.data();
+    args.dq = buffers.dq.data();
+    args.dk = buffers.dk.data();
+    args.dv = buffers.dv.data();
+    return args;
+  }
+
+  void run_forward(int set) const {
+    const mk_ring_attention_args_t args = forward_args(set);
     require(mk_ring_attention(context_.comm, &args, context_.device->stream()), "mk_ring_attention",
             context_.comm);
   }
