@@ -384,7 +384,7 @@ Status plan_network_gather(const GemmCall& call, const TopologyView& nodes, Rank
 // CTAs that sum what others of the node compute for owners elsewhere, of `num_sms`. The tile is chosen
 // without regard to them: not all ranks have as much to sum, and a rank's k is its own.
 int choose_reduce_ctas(const GemmCall& call, const TopologyView& nodes, int num_sms, const RankGemmPlan& to) {
-  constexpr double BYTES_PER_US_OF_CTA = 60e3;   // read and written
+  constexpr double BYTES_PER_US_OF_CTA = 60e3;   // read and written; three suffice for 400 Gb/s
   constexpr double NETWORK_BYTES_PER_US = 50e3;  // beyond which nothing is gained: 400 Gb/s
   constexpr int MAX_REDUCE_CTAS = 32;
   const int num_local = nodes.local_nranks();

@@ -110,29 +110,16 @@ void run_in_a_row(Seat& seat, Watchdog& watchdog, const std::string& where, cons
 void run_split(const Options& options, Watchdog& watchdog, const Transport& transport,
                const std::vector<int32_t>& nodes, const std::deque<AttentionProblem>& problems,
                const std::deque<AttentionProblem>& replayed) {
-  set_transport(transport);
-  const std::string where = describe(transport) + ", nodes " + describe(nodes);
-  tally.say(where);
   mk::test::RankJob job;
   job.node_of_rank = nodes;
-  int num_devices = 0;
-  require_cuda(cudaGetDeviceCount(&num_devices), "cudaGetDeviceCount");
-  run_ranks(
-      options.nranks,
-      [&](Rank& rank) {
-        Seat seat(job, rank.rank, rank.comm, rank.stream);
-        run_all(seat, watchdog, where, problems);
-        run_same_bits<Forward>(seat, tally, watchdog, rank.rank, replayed[0], options.quick ? 10 : 50);
-        run_replays<Forward>(seat, tally, watchdog, rank.rank, replayed);
-        run_in_a_row(seat, watchdog, where, replayed[0], options.quick ? 50 : 300);
-        watchdog.stage(rank.rank, where + ": leaving", 60, rank.comm);
-      },
-      [&](mk_comm_config_t& config) {
-        config.node_of_rank = nodes.data();
-        config.transport = transport.name;
-        // Copies within one GPU may be kernels of the driver: some SMs are left to them.
-        if (num_devices < options.nranks) config.max_ctas -= 8;
-      });
+  run_between_nodes(options.nranks, tally, transport, nodes, [&](Rank& rank, const std::string& where) {
+    Seat seat(job, rank.rank, rank.comm, rank.stream);
+    run_all(seat, watchdog, where, problems);
+    run_same_bits<Forward>(seat, tally, watchdog, rank.rank, replayed[0], options.quick ? 10 : 50);
+    run_replays<Forward>(seat, tally, watchdog, rank.rank, replayed);
+    run_in_a_row(seat, watchdog, where, replayed[0], options.quick ? 50 : 300);
+    watchdog.stage(rank.rank, where + ": leaving", 60, rank.comm);
+  });
 }
 
 }  // namespace

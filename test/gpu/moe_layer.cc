@@ -307,6 +307,47 @@ std::string MoeLayer::combine_bits() {
   return combined_.host.bits(tokens());
 }
 
+std::vector<MoeCase> common_cases() {
+  std::vector<MoeCase> cases;
+  const auto add = [&](const MoeCase& moe) { cases.push_back(moe); };
+  add({});
+  add({.same_tokens = true, .hidden = 8, .experts = 1, .topk = 1});
+  add({.tokens = 60,
+       .hidden = 136,
+       .inter = 264,
+       .experts = 12,
+       .topk = 5,
+       .dtype = MK_DTYPE_FP16,
+       .out_dtype = MK_DTYPE_FP16,
+       .w_layout = MK_LAYOUT_NK,
+       .index_type = MK_INDEX_INT64,
+       .row_scale = true,
+       .dispatched_rows = true,
+       .spare_rows = 7,
+       .padding = 2,
+       .seed = 3});
+  add({.tokens = 33,
+       .hidden = 64,
+       .inter = 72,
+       .experts = 64,
+       .topk = 16,
+       .out_dtype = MK_DTYPE_FP32,
+       .seed = 4});
+  using mk::test::Spread;
+  for (const Spread spread : {Spread::one_expert, Spread::few, Spread::half, Spread::nowhere}) {
+    add({.tokens = 150,
+         .hidden = 64,
+         .inter = 136,
+         .experts = 10,
+         .topk = 3,
+         .spread = spread,
+         .row_scale = true,
+         .dispatched_rows = true,
+         .seed = 5});
+  }
+  return cases;
+}
+
 std::deque<MoeProblem> make_problems(const std::vector<MoeCase>& cases, int nranks) {
   std::deque<MoeProblem> problems;
   for (const MoeCase& moe : cases) problems.emplace_back(moe, nranks);

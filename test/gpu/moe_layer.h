@@ -90,6 +90,8 @@ class MoeLayer {
 
 constexpr int STAGE_SECONDS = 90;
 
+// Small ones, of all types and layouts, evenly and unevenly spread.
+std::vector<MoeCase> common_cases();
 std::deque<MoeProblem> make_problems(const std::vector<MoeCase>& cases, int nranks);
 // `wrong`: "" or what is wrong.
 void check(Tally& tally, const Rank& rank, const MoeProblem& problem, const char* what,

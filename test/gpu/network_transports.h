@@ -88,4 +88,23 @@ inline std::string describe(const std::vector<int32_t>& nodes) {
   return words;
 }
 
+// run_ranks() over a transport, with ranks on nodes as `nodes` says; body(rank, where): in words, for reports.
+inline void run_between_nodes(int nranks, Tally& tally, const Transport& transport,
+                              const std::vector<int32_t>& nodes,
+                              const std::function<void(Rank&, const std::string&)>& body) {
+  set_transport(transport);
+  const std::string where = describe(transport) + ", nodes " + describe(nodes);
+  tally.say(where);
+  int num_devices = 0;
+  require_cuda(cudaGetDeviceCount(&num_devices), "cudaGetDeviceCount");
+  run_ranks(
+      nranks, [&](Rank& rank) { body(rank, where); },
+      [&](mk_comm_config_t& config) {
+        config.node_of_rank = nodes.data();
+        config.transport = transport.name;
+        // Copies within one GPU may be kernels of the driver: some SMs are left to them.
+        if (num_devices < nranks) config.max_ctas -= 8;
+      });
+}
+
 }  // namespace operators

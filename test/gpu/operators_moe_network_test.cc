@@ -26,42 +26,9 @@ std::vector<MoeCase> cases(bool quick) {
     made.push_back(moe);
     made.back().tuning.chunk_bytes = SHORT_CHUNK;
   };
-  add({});
-  add({.same_tokens = true, .hidden = 8, .experts = 1, .topk = 1});
-  add({.tokens = 60,
-       .hidden = 136,
-       .inter = 264,
-       .experts = 12,
-       .topk = 5,
-       .dtype = MK_DTYPE_FP16,
-       .out_dtype = MK_DTYPE_FP16,
-       .w_layout = MK_LAYOUT_NK,
-       .index_type = MK_INDEX_INT64,
-       .row_scale = true,
-       .dispatched_rows = true,
-       .spare_rows = 7,
-       .padding = 2,
-       .seed = 3});
+  for (const MoeCase& moe : common_cases()) add(moe);
   for (int topk = 1; topk <= 8; ++topk) {
     add({.tokens = 70, .hidden = 64, .inter = 72, .experts = 24, .topk = topk, .seed = 30u + topk});
-  }
-  add({.tokens = 33,
-       .hidden = 64,
-       .inter = 72,
-       .experts = 64,
-       .topk = 16,
-       .out_dtype = MK_DTYPE_FP32,
-       .seed = 4});
-  for (const Spread spread : {Spread::one_expert, Spread::few, Spread::half, Spread::nowhere}) {
-    add({.tokens = 150,
-         .hidden = 64,
-         .inter = 136,
-         .experts = 10,
-         .topk = 3,
-         .spread = spread,
-         .row_scale = true,
-         .dispatched_rows = true,
-         .seed = 5});
   }
   // Rows longer than a push warp's buffer, in chunks as they are without tuning.
   made.push_back(
@@ -195,36 +162,23 @@ Problems make_all(const Options& options) {
 // All cases over one split and transport; over the others, those that differ most.
 void run_split(const Options& options, const Problems& problems, Watchdog& watchdog, const Transport& transport,
                const std::vector<int32_t>& nodes, bool runs_all) {
-  set_transport(transport);
-  const std::string where = describe(transport) + ", nodes " + describe(nodes);
-  tally.say(where);
-  int num_devices = 0;
-  require_cuda(cudaGetDeviceCount(&num_devices), "cudaGetDeviceCount");
-  run_ranks(
-      options.nranks,
-      [&](Rank& rank) {
-        watchdog.stage(rank.rank, where + ": starting", STAGE_SECONDS, rank.comm);
-        load_pattern_kernels(rank.stream);
-        rank.meet();
-        for (size_t i = 0; i < problems.all.size(); ++i) {
-          if (runs_all || i % 4 == 2) run_case(rank, problems.all[i], where, watchdog);
-        }
-        run_repeatedly(rank, problems.replayed, watchdog, options.quick ? 20 : 100);
-        run_replays(rank, problems.replayed, watchdog);
-        MoeLayer layer(rank, rank.comm, rank.nranks, problems.faulty[0], problems.faulty[0].capacity());
-        const mk_moe_maxima_t maxima = layer.maxima();
-        require(mk_moe_dispatch_gemm_prepare(rank.comm, &maxima), "mk_moe_dispatch_gemm_prepare", rank.comm);
-        run_bad_indices(tally, rank, layer, watchdog);
-        run_refused(rank, problems.faulty[0], watchdog);
-        run_case(rank, problems.all[2], where, watchdog);
-        watchdog.stage(rank.rank, where + ": leaving", 60, rank.comm);
-      },
-      [&](mk_comm_config_t& config) {
-        config.node_of_rank = nodes.data();
-        config.transport = transport.name;
-        // Copies within one GPU may be kernels of the driver: some SMs are left to them.
-        if (num_devices < options.nranks) config.max_ctas -= 8;
-      });
+  run_between_nodes(options.nranks, tally, transport, nodes, [&](Rank& rank, const std::string& where) {
+    watchdog.stage(rank.rank, where + ": starting", STAGE_SECONDS, rank.comm);
+    load_pattern_kernels(rank.stream);
+    rank.meet();
+    for (size_t i = 0; i < problems.all.size(); ++i) {
+      if (runs_all || i % 4 == 2) run_case(rank, problems.all[i], where, watchdog);
+    }
+    run_repeatedly(rank, problems.replayed, watchdog, options.quick ? 20 : 100);
+    run_replays(rank, problems.replayed, watchdog);
+    MoeLayer layer(rank, rank.comm, rank.nranks, problems.faulty[0], problems.faulty[0].capacity());
+    const mk_moe_maxima_t maxima = layer.maxima();
+    require(mk_moe_dispatch_gemm_prepare(rank.comm, &maxima), "mk_moe_dispatch_gemm_prepare", rank.comm);
+    run_bad_indices(tally, rank, layer, watchdog);
+    run_refused(rank, problems.faulty[0], watchdog);
+    run_case(rank, problems.all[2], where, watchdog);
+    watchdog.stage(rank.rank, where + ": leaving", 60, rank.comm);
+  });
 }
 
 }  // namespace

@@ -16,43 +16,9 @@ using mk::test::Spread;
 Tally tally;
 
 std::vector<MoeCase> small_cases() {
-  std::vector<MoeCase> cases;
+  std::vector<MoeCase> cases = common_cases();
   const auto add = [&](const MoeCase& moe) { cases.push_back(moe); };
-  add({});
-  add({.same_tokens = true, .hidden = 8, .experts = 1, .topk = 1});
   add({.tokens = 40, .hidden = 72, .inter = 40, .experts = 3, .topk = 3, .seed = 2});
-  add({.tokens = 60,
-       .hidden = 136,
-       .inter = 264,
-       .experts = 12,
-       .topk = 5,
-       .dtype = MK_DTYPE_FP16,
-       .out_dtype = MK_DTYPE_FP16,
-       .w_layout = MK_LAYOUT_NK,
-       .index_type = MK_INDEX_INT64,
-       .row_scale = true,
-       .dispatched_rows = true,
-       .spare_rows = 7,
-       .padding = 2,
-       .seed = 3});
-  add({.tokens = 33,
-       .hidden = 64,
-       .inter = 72,
-       .experts = 64,
-       .topk = 16,
-       .out_dtype = MK_DTYPE_FP32,
-       .seed = 4});
-  for (const Spread spread : {Spread::one_expert, Spread::few, Spread::half, Spread::nowhere}) {
-    add({.tokens = 150,
-         .hidden = 64,
-         .inter = 136,
-         .experts = 10,
-         .topk = 3,
-         .spread = spread,
-         .row_scale = true,
-         .dispatched_rows = true,
-         .seed = 5});
-  }
   // Rows longer than a push warp's buffer.
   add({.tokens = 30, .hidden = 7168, .inter = 24, .experts = 8, .topk = 8, .dispatched_rows = true, .seed = 6});
   add({.tokens = 50, .hidden = 128, .inter = 128, .topk = 4, .integers = false, .seed = 7});

@@ -150,41 +150,28 @@ void run_refused(Rank& rank, Watchdog& watchdog, const std::string& where) {
 
 void run_split(const Options& options, Watchdog& watchdog, const Transport& transport,
                const std::vector<int32_t>& nodes) {
-  set_transport(transport);
-  const std::string where = describe(transport) + ", nodes " + describe(nodes);
-  tally.say(where);
-  int num_devices = 0;
-  require_cuda(cudaGetDeviceCount(&num_devices), "cudaGetDeviceCount");
-  run_ranks(
-      options.nranks,
-      [&](Rank& rank) {
-        watchdog.stage(rank.rank, where + ": starting", 90, rank.comm);
-        load_pattern_kernels(rank.stream);
-        rank.meet();
-        mk_comm_info_t info = MK_COMM_INFO_INIT;
-        require(mk_comm_get_info(rank.comm, &info), "mk_comm_get_info", rank.comm);
-        tally.check(std::strcmp(info.transport, transport.name) == 0 && info.num_nodes > 1,
-                    text("rank %d: %s: transport %s, %d nodes", rank.rank, where.c_str(), info.transport,
-                         info.num_nodes));
-        for (const Problem& problem : problems(options.quick)) {
-          const bool is_large = problem.m * std::max(problem.n, problem.k) > (int64_t{1} << 23);
-          run_problem(rank, watchdog, problem, where, is_large ? 10 : options.quick ? 50 : 300);
-        }
-        run_refused(rank, watchdog, where);
-        for (const mk_operator_t op :
-             {MK_OPERATOR_ALLGATHER_GEMM, MK_OPERATOR_GEMM_REDUCE_SCATTER, MK_OPERATOR_GEMM_ALLREDUCE}) {
-          const Problem problem = {
-              .op = op, .m = 1500, .n = 520, .k = 776, .gathered = op == MK_OPERATOR_ALLGATHER_GEMM};
-          run_captured(rank, watchdog, problem, where, options.quick ? 50 : 300);
-        }
-        watchdog.stage(rank.rank, where + ": leaving", 60, rank.comm);
-      },
-      [&](mk_comm_config_t& config) {
-        config.node_of_rank = nodes.data();
-        config.transport = transport.name;
-        // Copies within one GPU may be kernels of the driver: some SMs are left to them.
-        if (num_devices < options.nranks) config.max_ctas -= 8;
-      });
+  run_between_nodes(options.nranks, tally, transport, nodes, [&](Rank& rank, const std::string& where) {
+    watchdog.stage(rank.rank, where + ": starting", 90, rank.comm);
+    load_pattern_kernels(rank.stream);
+    rank.meet();
+    mk_comm_info_t info = MK_COMM_INFO_INIT;
+    require(mk_comm_get_info(rank.comm, &info), "mk_comm_get_info", rank.comm);
+    tally.check(
+        std::strcmp(info.transport, transport.name) == 0 && info.num_nodes > 1,
+        text("rank %d: %s: transport %s, %d nodes", rank.rank, where.c_str(), info.transport, info.num_nodes));
+    for (const Problem& problem : problems(options.quick)) {
+      const bool is_large = problem.m * std::max(problem.n, problem.k) > (int64_t{1} << 23);
+      run_problem(rank, watchdog, problem, where, is_large ? 10 : options.quick ? 50 : 300);
+    }
+    run_refused(rank, watchdog, where);
+    for (const mk_operator_t op :
+         {MK_OPERATOR_ALLGATHER_GEMM, MK_OPERATOR_GEMM_REDUCE_SCATTER, MK_OPERATOR_GEMM_ALLREDUCE}) {
+      const Problem problem = {
+          .op = op, .m = 1500, .n = 520, .k = 776, .gathered = op == MK_OPERATOR_ALLGATHER_GEMM};
+      run_captured(rank, watchdog, problem, where, options.quick ? 50 : 300);
+    }
+    watchdog.stage(rank.rank, where + ": leaving", 60, rank.comm);
+  });
 }
 
 }  // namespace

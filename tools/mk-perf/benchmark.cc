@@ -183,10 +183,10 @@ class Benchmark {
       result.link_us = transfer_us(*traffic.link_bytes, equipment_->link()->best());
     if (traffic.network_bytes && equipment_->network())
       result.network_us = transfer_us(*traffic.network_bytes, *equipment_->network());
-    result.roofline_us = roofline_us(op.alone_shape ? result.alone_us : result.gemm_us, result.cublas_us,
-                                     info_.num_nodes > 1 ? result.network_us : result.link_us);
-    if (result.roofline_us && result.link_us)
-      *result.roofline_us = std::max(*result.roofline_us, *result.link_us);
+    std::optional<double> transfer = info_.num_nodes > 1 ? result.network_us : result.link_us;
+    if (transfer && result.link_us) transfer = std::max(*transfer, *result.link_us);
+    result.roofline_us =
+        roofline_us(op.alone_shape ? result.alone_us : result.gemm_us, result.cublas_us, transfer);
     result.tflops = problem.flops() / figures.fused.median_us * 1e-6;
     result.sm_mhz = figures.readings.sm_mhz;
     result.watts = figures.readings.watts;

@@ -15,15 +15,15 @@ constexpr int kLaunches = 7;
 }  // namespace
 
 double measure_network(const Context& context, RankGroup& group) {
-  const Shape shape = {{"m", kRowsOfARank * context.nranks}, {"n", 8}, {"k", kRowElements}};
+  const Shape shape =
+      kAllgatherGemm.collective_shape({{"m", kRowsOfARank * context.nranks}, {"k", kRowElements}});
   const std::unique_ptr<Problem> problem = kAllgatherGemm.make(context, shape);
   problem->allocate(1);
   problem->fill(0, Pattern::kRandom);
-  const std::optional<mk_plan_t> plan = problem->plan();
   const Timing timing = measure({{context.comm, [&] { problem->run(0); }, true}}, {context, group},
                                 {Mode::kIsolated, 2, kLaunches})
                             .front();
-  const double bytes = group.maximum({plan ? static_cast<double>(plan->network_bytes) : 0.0})[0];
+  const double bytes = group.maximum({static_cast<double>(problem->plan().value().network_bytes)})[0];
   return bytes / timing.min_us * 1e-3;
 }
 

@@ -335,7 +335,6 @@ bool CudaCopier::mark(int device) {
     return false;
   }
   stream->events.push_back(event);
-  ++stream->num_marks;
   return true;
 }
 

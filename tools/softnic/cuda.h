@@ -90,7 +90,7 @@ class CudaCopier {
   void befriend(int device, int other);
   // Marks of a device are numbered from 1. The number of the next one: it will be behind everything started so
   // far.
-  uint64_t next_mark(int device) { return streams_[device].num_marks + 1; }
+  uint64_t next_mark(int device) { return streams_[device].num_passed + streams_[device].events.size() + 1; }
   // Sets the next mark. False: the driver failed.
   bool mark(int device);
   enum class Progress { running, done, failed };
@@ -103,7 +103,6 @@ class CudaCopier {
   struct Stream {
     void* context = nullptr;
     void* stream = nullptr;
-    uint64_t num_marks = 0;
     uint64_t num_passed = 0;
     bool failed = false;
     std::deque<void*> events;  // of marks that have not passed, oldest first
