@@ -10,6 +10,7 @@
 #include "kernels/cuda/rank_gemm_launch.h"
 #include "kernels/cuda/rank_gemm_plan.h"
 #include "kernels/device/gemm_partials_layout.h"
+#include "kernels/device/tagged_packets.h"
 #include "kernels/protocol.h"
 #include "lib/symmetric_memory.h"
 
@@ -110,6 +111,7 @@ Result<CudaExecutor::Planned*> CudaExecutor::planned(const GemmCall& call) const
         rank_gemm_plan(call, context_.topology.rank, nranks(), rank_->num_sms(), nodes());
     if (!plan.ok()) return plan.status();
     planned.with_peers = plan.value();
+    planned.with_peers.packets = packets_ ? packets_->offset : 0;
     planned.arena = find_arena(call, plan.value().area_bytes);
   } else {
     planned.alone = gemm_plan(shape_of(call), num_sms_of(call));
@@ -177,9 +179,19 @@ Status CudaExecutor::prepare(const OperatorCall& any, Deadline deadline) {
   if (!planned.ok()) return planned.status();
   const int64_t area_bytes = planned.value()->with_peers.area_bytes;
   planned_.clear();  // where calls have their area is decided anew
+  MK_RETURN_IF_ERROR(prepare_packets(call, deadline));
   const Result<const CudaRank::Arena*> arena = arena_for(area_bytes, deadline);
   if (!arena.ok()) return arena.status();
   prepared_.push_back({call, arena.value()});
+  return {};
+}
+
+// Any smaller call than those prepared may be of the few bytes that travel in tagged packets. Collective.
+Status CudaExecutor::prepare_packets(const GemmCall& call, Deadline deadline) {
+  if (packets_ || nodes() != nullptr || call.op == MK_OPERATOR_ALLGATHER_GEMM) return {};
+  const Result<CudaRank::Arena> packets = rank_->add_arena(PACKET_BANK_BYTES, deadline);
+  if (!packets.ok()) return packets.status();
+  packets_ = packets.value();
   return {};
 }
 

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "kernels/cuda/call_cache.h"
@@ -101,6 +102,7 @@ class CudaExecutor : public Executor {
   Status enqueue_attention_planned(const RingAttentionCall& call, const Result<Plan>& plan, Launch&& launch,
                                    bool is_captured);
   Result<const CudaRank::Arena*> arena_for(int64_t area_bytes, Deadline deadline);
+  Status prepare_packets(const GemmCall& call, Deadline deadline);
   Status launch(const OperatorCall& call, uint64_t epoch, cudaStream_t stream, bool is_captured);
   Status prepare_alone();
   Status enqueue_alone(const OperatorCall& call, cudaStream_t stream, bool is_captured);
@@ -128,6 +130,7 @@ class CudaExecutor : public Executor {
   bool kernels_loaded_ = false;
   std::deque<CudaRank::Arena> arenas_;  // stable addresses
   std::vector<Prepared> prepared_;
+  std::optional<CudaRank::Arena> packets_;  // for nothing but tagged packets; reductions inside a node
   // Experts and attention, with one rank, too.
   std::unique_ptr<CudaRank> lone_rank_owner_;
   std::atomic<CudaRank*> lone_rank_{nullptr};

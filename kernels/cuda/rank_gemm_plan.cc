@@ -7,8 +7,10 @@
 
 #include "kernels/cuda/gemm_type.h"
 #include "kernels/device/rank_gemm_tiles.h"
+#include "kernels/device/tagged_packets.h"
 #include "kernels/ops/allgather_gemm/plan.h"
 #include "kernels/ops/allgather_gemm/wgrad_order.h"
+#include "kernels/ops/gemm_reduce_scatter/tagged_params.h"
 #include "transport/command.h"
 
 namespace mk {
@@ -23,8 +25,10 @@ constexpr int CHUNK_ROWS = 128;
 constexpr int64_t kMaxSize = (INT32_MAX - 65536) / 2;
 constexpr int MAX_PANELS = 8;
 constexpr int MIN_PANEL_STEPS = 4;
-// What two more hops cost, in bytes on the link: beyond it, an all-reduce goes by way of owners.
+// What the second exchange costs, in bytes on the link: beyond it, an all-reduce goes by way of owners. One
+// without fences and flags costs less.
 constexpr int64_t ONE_SHOT_EXTRA_BYTES = 2400000;
+constexpr int64_t ONE_SHOT_EXTRA_BYTES_TAGGED = 1000000;
 constexpr int64_t MAX_ONE_SHOT_ROWS = 1024;
 // Owners of an all-reduce of more rows share out rows: there are tiles enough of any height.
 constexpr int64_t MAX_ROWS_BY_COLUMNS = 1024;
@@ -195,13 +199,15 @@ bool goes_one_shot(const GemmCall& call, int nranks) {
   // One-shot sends a whole matrix to every peer, two-shot twice the share of one.
   const int64_t bytes = call.m * call.n * element_bytes(call.comm_dtype);
   const int64_t extra = bytes * (nranks - 1) * (nranks - 2) / nranks;
-  return call.m <= MAX_ONE_SHOT_ROWS && extra <= ONE_SHOT_EXTRA_BYTES;
+  const bool has_packets = element_bytes(call.comm_dtype) == 2 && element_bytes(call.out_dtype) == 2;
+  return call.m <= MAX_ONE_SHOT_ROWS &&
+         extra <= (has_packets ? ONE_SHOT_EXTRA_BYTES_TAGGED : ONE_SHOT_EXTRA_BYTES);
 }
 
 // Slots hold whole tiles, and the tile is chosen by the size of the call: what any call of up to these sizes
 // needs, whichever its tile.
 int64_t max_slot_bytes(int64_t rows, int64_t n, mk_dtype_t dtype) {
-  return (rows + 127) * (n + 255) * element_bytes(dtype);
+  return (std::max<int64_t>(rows, 1) + 127) * (n + 255) * element_bytes(dtype);
 }
 int64_t max_slot_bytes(int64_t rows, const GemmCall& call) {
   return max_slot_bytes(rows, call.n, call.comm_dtype);
@@ -287,6 +293,29 @@ void choose_owners(const GemmCall& call, int nranks, int num_sms, RankGemmPlan& 
   to.tiles_per_owner = to.owner_tiles.tiles_of_owner();
 }
 
+// Tagged packets are half as many bytes again, but need no fence and no flag, and the warps that wait for them
+// look at all of them: for few bytes.
+void choose_packets(const GemmCall& call, int nranks, RankGemmPlan& to) {
+  constexpr int64_t MAX_BYTES_OF_REDUCE_SCATTER = 1100000;  // on the link
+  constexpr int64_t MAX_BYTES_OF_ALLREDUCE = 2200000;       // the same, of each of its exchanges
+  const bool two_shot = to.reduction == Reduction::two_shot;
+  if (!to.is_direct || to.is_between_nodes || element_bytes(call.comm_dtype) != 2) return;
+  if (two_shot && element_bytes(call.out_dtype) != 2) return;
+  // Not plan.link_bytes, which is each rank's own: all must choose alike.
+  const int64_t bytes = call.m * call.n * 2 * (nranks - 1) / to.num_owners;
+  if (bytes > (to.reduction == Reduction::scatter ? MAX_BYTES_OF_REDUCE_SCATTER : MAX_BYTES_OF_ALLREDUCE))
+    return;
+  const bool has_kernel = std::ranges::any_of(gemm_reduce_scatter::TAGGED_TILES, [&](const GemmTile& tile) {
+    return tile.block_m == to.gemm.block_m && tile.block_n == to.gemm.block_n;
+  });
+  if (!has_kernel) return;
+  constexpr int COLUMNS = 64;
+  const int64_t tile_bytes =
+      int64_t{to.gemm.block_m} / 16 * (to.gemm.block_n / COLUMNS) * packets_bytes(COLUMNS);
+  to.packet_slot_bytes = to.tiles_per_owner * tile_bytes;
+  to.is_tagged = (two_shot ? 2 : 1) * nranks * to.packet_slot_bytes <= static_cast<int64_t>(PACKET_BANK_BYTES);
+}
+
 Status plan_reduction(const GemmCall& call, int rank, int nranks, int num_sms, RankGemmPlan& to) {
   num_sms = compute_ctas(call, num_sms);
   choose_owners(call, nranks, num_sms, to);
@@ -331,6 +360,7 @@ Status plan_reduction(const GemmCall& call, int rank, int nranks, int num_sms, R
                                 : call.m * row_bytes - own_elements * element_bytes(call.comm_dtype);
   if (to.reduction == Reduction::two_shot)
     to.plan.link_bytes += own_elements * element_bytes(call.out_dtype) * (nranks - 1);
+  choose_packets(call, nranks, to);
   // Partial sums leave while the others' tiles are computed. An all-reduce has no such time to spare.
   to.is_paced = to.reduction == Reduction::scatter && leaves_links_free(call, to);
   return {};

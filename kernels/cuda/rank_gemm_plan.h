@@ -28,7 +28,10 @@ struct RankGemmPlan {
   gemm_reduce_scatter::Reduction reduction = gemm_reduce_scatter::Reduction::scatter;
   bool splits_rows = true;  // each owner has rows of its own, or columns; one-shot: neither
   bool splits_columns = false;
-  bool is_direct = false;  // what is exchanged goes straight from registers
+  bool is_direct = false;  // what is exchanged goes straight from registers,
+  bool is_tagged = false;  // and in tagged packets,
+  size_t packets = 0;      // whose memory begins there in every rank's: filled in by the executor
+  int64_t packet_slot_bytes = 0;
   int64_t num_partial_flags = 0;
   gemm_reduce_scatter::OwnerTiles owner_tiles{};
   int64_t tiles_per_owner = 0;

@@ -5,6 +5,7 @@
 
 #include <random>
 
+#include "kernels/device/tagged_packets.h"
 #include "kernels/protocol.h"
 #include "kernels/topology_arrays.h"
 #include "test/support/catch.h"
@@ -198,6 +199,40 @@ TEST_CASE("with one tile a CTA at most, partial sums go straight from the regist
   CHECK(plan_of(make_call(MK_OPERATOR_GEMM_REDUCE_SCATTER, 2048, 2048, 512), 0, 4).is_direct);
   CHECK(!plan_of(make_call(MK_OPERATOR_GEMM_REDUCE_SCATTER, 1024, 8192, 2048), 0, 4).is_direct);
   CHECK(!plan_of(make_call(MK_OPERATOR_GEMM_ALLREDUCE, 8192, 8192, 2048), 0, 4).is_direct);
+}
+
+TEST_CASE("few 16-bit elements travel in tagged packets, by all ranks' plans alike, and have room") {
+  CHECK(plan_of(make_call(MK_OPERATOR_GEMM_ALLREDUCE, 32, 8192, 2048), 0, 4).is_tagged);
+  CHECK(plan_of(make_call(MK_OPERATOR_GEMM_ALLREDUCE, 128, 8192, 2048), 0, 4).is_tagged);
+  CHECK(plan_of(make_call(MK_OPERATOR_GEMM_REDUCE_SCATTER, 64, 8192, 2048), 0, 2).is_tagged);
+  CHECK(!plan_of(make_call(MK_OPERATOR_GEMM_ALLREDUCE, 512, 8192, 2048), 0, 2).is_tagged);
+  GemmCall wide = make_call(MK_OPERATOR_GEMM_ALLREDUCE, 32, 8192, 2048);
+  wide.comm_dtype = MK_DTYPE_FP32;
+  CHECK(!plan_of(wide, 0, 4).is_tagged);
+  std::mt19937 random(3);
+  const auto below = [&](int64_t limit) { return std::uniform_int_distribution<int64_t>(1, limit)(random); };
+  int num_tagged = 0;
+  for (int turn = 0; turn < 3000; ++turn) {
+    const bool reduces_all = turn % 2 == 0;
+    const mk_operator_t op = reduces_all ? MK_OPERATOR_GEMM_ALLREDUCE : MK_OPERATOR_GEMM_REDUCE_SCATTER;
+    const int nranks = 2 + static_cast<int>(below(6));
+    const int64_t m = below(300), n = below(9000), k = below(4000);
+    const RankGemmPlan plan = plan_of(make_call(op, m, n, k), 0, nranks);
+    INFO(operator_name(op) << " of " << nranks << ", m " << m << " n " << n);
+    for (int rank = 1; rank < nranks; ++rank) {
+      const RankGemmPlan other = plan_of(make_call(op, m, n, below(4000)), rank, nranks);
+      CHECK(other.is_tagged == plan.is_tagged);
+      CHECK(other.packet_slot_bytes == plan.packet_slot_bytes);
+    }
+    if (!plan.is_tagged) continue;
+    ++num_tagged;
+    const int banks = plan.reduction == gemm_reduce_scatter::Reduction::two_shot ? 2 : 1;
+    CHECK(banks * nranks * plan.packet_slot_bytes <= static_cast<int64_t>(PACKET_BANK_BYTES));
+    // Each tile's accumulators fit, three words a packet.
+    const int64_t words = plan.tiles_per_owner * plan.gemm.block_m * plan.gemm.block_n / 2;
+    CHECK(plan.packet_slot_bytes / 16 * PACKET_WORDS >= words);
+  }
+  CHECK(num_tagged > 500);
 }
 
 TEST_CASE("owners of few rows share out columns, where there is then one tile a CTA at most") {

@@ -7,6 +7,7 @@
 #include "kernels/cuda/rank_gemm_params.h"
 #include "kernels/ops/gemm_reduce_scatter/cuda_kernel.cuh"
 #include "kernels/ops/gemm_reduce_scatter/cuda_network_kernel.cuh"
+#include "kernels/ops/gemm_reduce_scatter/cuda_tagged_kernel.cuh"
 
 namespace mk::gemm_reduce_scatter {
 namespace {
@@ -15,9 +16,10 @@ namespace {
 template <class Params>
 class ReductionLaunchOf : public RankGemmLaunch {
  public:
-  ReductionLaunchOf(const RankGemmTable<Params>& table, int num_more_ctas, const GemmCall& call,
-                    const RankGemmPlan& plan, const RankComm& comm)
-      : kernel_(find_kernel(table, RANK_GEMM_TILES, plan.gemm, call.b_layout == MK_LAYOUT_NK)),
+  template <int NUM_TILES>
+  ReductionLaunchOf(const RankGemmTable<Params, NUM_TILES>& table, const GemmTile (&tiles)[NUM_TILES],
+                    int num_more_ctas, const GemmCall& call, const RankGemmPlan& plan, const RankComm& comm)
+      : kernel_(find_kernel(table, tiles, plan.gemm, call.b_layout == MK_LAYOUT_NK)),
         num_ctas_(plan.plan.compute_ctas + num_more_ctas),
         max_rows_(plan.splits_rows ? ceil_div(call.m, comm.nranks) : call.m) {
     params_.comm = comm;
@@ -65,8 +67,8 @@ class ReductionLaunchOf : public RankGemmLaunch {
 class ReductionLaunch final : public ReductionLaunchOf<CudaParams> {
  public:
   ReductionLaunch(const GemmCall& call, const RankGemmPlan& plan, const RankComm& comm)
-      : ReductionLaunchOf(call.dtype == MK_DTYPE_FP16 ? cuda_kernels_fp16() : cuda_kernels_bf16(), 0, call,
-                          plan, comm) {}
+      : ReductionLaunchOf(call.dtype == MK_DTYPE_FP16 ? cuda_kernels_fp16() : cuda_kernels_bf16(),
+                          RANK_GEMM_TILES, 0, call, plan, comm) {}
 
   // Two-shot, owners distribute rows of C, in pieces of 16 bytes. Every other output is written by its rank
   // alone; so is one that is added to.
@@ -78,12 +80,25 @@ class ReductionLaunch final : public ReductionLaunchOf<CudaParams> {
   }
 };
 
+class TaggedReductionLaunch final : public ReductionLaunchOf<TaggedParams> {
+ public:
+  TaggedReductionLaunch(const GemmCall& call, const RankGemmPlan& plan, const RankComm& comm)
+      : ReductionLaunchOf(call.dtype == MK_DTYPE_FP16 ? tagged::kernels_fp16() : tagged::kernels_bf16(),
+                          TAGGED_TILES, 0, call, plan, comm) {
+    params_.packets = plan.packets;
+    params_.packet_slot_bytes = plan.packet_slot_bytes;
+    params_.packet_gather_begin = comm.nranks * plan.packet_slot_bytes;
+  }
+
+  PeerOutput peer_output(const GemmCall&) const override { return {}; }
+};
+
 class NetworkReductionLaunch final : public ReductionLaunchOf<NetworkParams> {
  public:
   NetworkReductionLaunch(const GemmCall& call, const RankGemmPlan& plan, const RankComm& comm)
       : ReductionLaunchOf(
             call.dtype == MK_DTYPE_FP16 ? cuda_network_kernels_fp16() : cuda_network_kernels_bf16(),
-            plan.plan.reduce_ctas + NUM_NETWORK_CTAS, call, plan, comm) {
+            RANK_GEMM_TILES, plan.plan.reduce_ctas + NUM_NETWORK_CTAS, call, plan, comm) {
     params_.network = plan.network;
     params_.reducers = plan.reducers;
   }
@@ -104,6 +119,8 @@ std::unique_ptr<RankGemmLaunch> make(const GemmCall& call, const RankGemmPlan& p
 cudaError_t cuda_prepare(bool between_nodes) {
   cudaError_t error = prepare_table(cuda_kernels_bf16());
   if (error == cudaSuccess) error = prepare_table(cuda_kernels_fp16());
+  if (error == cudaSuccess) error = prepare_table(tagged::kernels_bf16());
+  if (error == cudaSuccess) error = prepare_table(tagged::kernels_fp16());
   if (!between_nodes) return error;
   if (error == cudaSuccess) error = prepare_table(cuda_network_kernels_bf16());
   if (error == cudaSuccess) error = prepare_table(cuda_network_kernels_fp16());
@@ -112,8 +129,9 @@ cudaError_t cuda_prepare(bool between_nodes) {
 
 std::unique_ptr<RankGemmLaunch> make_cuda_launch(const GemmCall& call, const RankGemmPlan& plan,
                                                  const RankComm& comm) {
-  return comm.order.num_rail_peers > 0 ? make<NetworkReductionLaunch>(call, plan, comm)
-                                       : make<ReductionLaunch>(call, plan, comm);
+  if (comm.order.num_rail_peers > 0) return make<NetworkReductionLaunch>(call, plan, comm);
+  return plan.is_tagged ? make<TaggedReductionLaunch>(call, plan, comm)
+                        : make<ReductionLaunch>(call, plan, comm);
 }
 
 }  // namespace mk::gemm_reduce_scatter

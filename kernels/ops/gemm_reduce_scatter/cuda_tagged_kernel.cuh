@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: MIT
+// GEMM+ReduceScatter and GEMM+AllReduce of few bytes as one persistent kernel: what is exchanged goes straight
+// from registers, in tagged packets (tagged_packets.h), and there is nothing beside the product but the
+// entries.
+#pragma once
+
+#include "kernels/device/tagged_packets.cuh"
+#include "kernels/ops/gemm_reduce_scatter/cuda_kernel.cuh"
+#include "kernels/ops/gemm_reduce_scatter/tagged_params.h"
+
+namespace mk::gemm_reduce_scatter::tagged {
+
+using TaggedTable = RankGemmTable<TaggedParams, NUM_TAGGED_TILES>;
+const TaggedTable& kernels_bf16();
+const TaggedTable& kernels_fp16();
+
+// Where tagged packets of this epoch come to, at rank `rank`.
+__device__ __forceinline__ std::byte* packet_area(const RankLaunch& launch, const TaggedParams& params,
+                                                  int rank, int64_t offset) {
+  return params.comm.memory[rank] + params.packets + launch.bank() * PACKET_BANK_BYTES + offset;
+}
+
+// Units of an owner's tile there: slab by slab of the first columns, then of the next.
+template <class Config>
+__device__ __forceinline__ int64_t packet_offset(const TaggedParams& params, int tile, int slab, int columns) {
+  return (int64_t{tile} * units_of_tile<Config>(params) + columns * (Config::BLOCK_M / 16) + slab) *
+         packets_bytes(SUM_COLUMNS<Config::BLOCK_N>);
+}
+
+__device__ __forceinline__ uint32_t tag_of(const RankLaunch& launch) {
+  return static_cast<uint32_t>(launch.epoch());
+}
+
+// 16 rows of a finished product in packets: to its owner, or to everyone, this rank being the last.
+template <class Config>
+__device__ __forceinline__ void exchange_packets(const RankLaunch& launch, const TaggedParams& params,
+                                                 const TilePlace& place, int slab,
+                                                 const float (&accumulators)[Config::BLOCK_N / 2]) {
+  constexpr int COLUMNS = SUM_COLUMNS<Config::BLOCK_N>;
+  const int nranks = params.comm.nranks;
+  const int64_t slot = params.comm.rank * params.packet_slot_bytes;
+#pragma unroll 1
+  for (int step = params.reduction == Reduction::one_shot ? 1 : nranks; step <= nranks; ++step) {
+    const int peer = place.owner + step < nranks ? place.owner + step : place.owner + step - nranks;
+#pragma unroll
+    for (int i = 0; i < Config::BLOCK_N / COLUMNS; ++i) {
+      store_packets<COLUMNS>(
+          accumulators + i * COLUMNS / 2, params.comm_type,
+          packet_area(launch, params, peer, slot + packet_offset<Config>(params, place.tile, slab, i)),
+          tag_of(launch));
+    }
+  }
+}
+
+// What a warp does while packets are not there: false, the launch is to end.
+class PacketWaits {
+ public:
+  __device__ PacketWaits(const RankLaunch& launch, const TaggedParams& params, DeviceRole role,
+                         DeviceObject object, int tile)
+      : launch_(launch),
+        patience_(launch, params.comm, PACKET_POLL_PAUSE_NS),
+        role_(role),
+        object_(object),
+        tile_(static_cast<uint64_t>(tile)) {}
+  __device__ bool operator()(int source) {
+    bool goes_on = true;
+    if (threadIdx.x % 32 == 0)
+      goes_on = patience_.goes_on({role_, object_, source, tile_, launch_.epoch() - 1, launch_.epoch()});
+    return __shfl_sync(~0u, static_cast<int>(goes_on), 0) != 0;
+  }
+
+ private:
+  const RankLaunch& launch_;
+  Patience patience_;
+  const DeviceRole role_;
+  const DeviceObject object_;
+  const uint64_t tile_;
+};
+
+// Sums a unit of an own tile, of all sources, as they come. False: the launch is to end.
+template <class Config, int N>
+__device__ __forceinline__ bool sum_unit(const RankLaunch& launch, const TaggedParams& params, int tile,
+                                         int slab, int columns, float (&sums)[N]) {
+  PacketWaits waits(launch, params, DeviceRole::reduce, DeviceObject::partial, tile);
+#pragma unroll
+  for (int i = 0; i < N; ++i) sums[i] = 0.0f;
+  return sum_packets(
+      sums, params.comm_type,
+      packet_area(launch, params, params.comm.rank, packet_offset<Config>(params, tile, slab, columns)),
+      params.packet_slot_bytes, params.comm.nranks, tag_of(launch), waits);
+}
+
+// One-shot: 16 rows of all columns of a tile, which has been exchanged, to C. `row`, `row_end`: of the rows of
+// C.
+template <class Config>
+__device__ __forceinline__ void finish_packets(const RankLaunch& launch, const TaggedParams& params,
+                                               EpilogueBuffers<1>& buffers, const TilePlace& place, int slab,
+                                               int row, int row_end) {
+  constexpr int COLUMNS = SUM_COLUMNS<Config::BLOCK_N>;
+#pragma unroll 1
+  for (int i = 0; i < Config::BLOCK_N / COLUMNS; ++i) {
+    float sums[COLUMNS / 2];
+    if (!sum_unit<Config>(launch, params, place.tile, slab, i, sums)) return;
+    EpilogueParams output = params.output;
+    const int column = place.n_tile * Config::BLOCK_N + i * COLUMNS;
+    // All ranks add the same to their C.
+    if (output.accumulate) round_result(sums, output, column);
+    store_tile_rows(sums, output, buffers, row, row_end, column);
+  }
+}
+
+// The sums of this rank's own tiles, by the consumer warps of all CTAs. A two-shot's go to C here, and in
+// packets to the other ranks.
+template <class Config>
+__device__ __forceinline__ void finish_units(const RankLaunch& launch, const TaggedParams& params,
+                                             RankGemmStorage<Config>& smem) {
+  constexpr int COLUMNS = SUM_COLUMNS<Config::BLOCK_N>;
+  const int rank = params.comm.rank;
+  const int nranks = params.comm.nranks;
+  const bool two_shot = params.reduction == Reduction::two_shot;
+  const int num_units = params.tiles_per_owner * units_of_tile<Config>(params);
+  const int num_ctas = params.tiles.num_workers;
+  for (int number = threadIdx.x / 32 * num_ctas + blockIdx.x; number < num_units;
+       number += Config::NUM_CONSUMER_WARPS * num_ctas) {
+    const SlabUnit unit = slab_unit<Config>(params, rank, number);
+    if (unit.rows == 0) continue;
+    const Tracer tracer(params.comm.trace, TRACE_COMPUTE + threadIdx.x / 128);
+    const uint64_t start = tracer.now();
+    float sums[COLUMNS / 2];
+    if (!sum_unit<Config>(launch, params, unit.tile, unit.slab, unit.begin / COLUMNS, sums)) return;
+    EpilogueParams output = params.output;
+    const int column = unit.n_tile * Config::BLOCK_N + unit.begin;
+    if (two_shot) {
+      round_result(sums, output, column);
+      const int64_t place = params.packet_gather_begin + rank * params.packet_slot_bytes +
+                            packet_offset<Config>(params, unit.tile, unit.slab, unit.begin / COLUMNS);
+#pragma unroll 1
+      for (int step = 1; step < nranks; ++step) {
+        const int peer = rank >= step ? rank - step : rank - step + nranks;
+        store_packets<COLUMNS>(sums, output.out_type, packet_area(launch, params, peer, place), tag_of(launch));
+      }
+    }
+    const int row = (two_shot ? first_row_of(params, rank) : 0) + unit.row;
+    store_tile_rows(sums, output, smem.epilogue[threadIdx.x / 32], row, row + unit.rows, column);
+    tracer.record(TraceKind::reduce, start, unit.tile);
+  }
+}
+
+// Two-shot: brings what the other owners have finished from its packets to C.
+template <class Config>
+__device__ __forceinline__ void gather_packets(const RankLaunch& launch, const TaggedParams& params,
+                                               RankGemmStorage<Config>& smem) {
+  constexpr int COLUMNS = SUM_COLUMNS<Config::BLOCK_N>;
+  const int num_others = params.comm.nranks - 1;
+  const int num_units = params.tiles_per_owner * units_of_tile<Config>(params) * num_others;
+  const int num_ctas = params.tiles.num_workers;
+  for (int number = threadIdx.x / 32 * num_ctas + blockIdx.x; number < num_units;
+       number += Config::NUM_CONSUMER_WARPS * num_ctas) {
+    const int owner = owner_at(params, number % num_others);
+    const SlabUnit unit = slab_unit<Config>(params, owner, number / num_others);
+    if (unit.rows == 0) continue;
+    const Tracer tracer(params.comm.trace, TRACE_COMPUTE + threadIdx.x / 128);
+    const uint64_t start = tracer.now();
+    float rows[COLUMNS / 2];
+#pragma unroll
+    for (int i = 0; i < COLUMNS / 2; ++i) rows[i] = -0.0f;  // to which -0 can be added, too
+    PacketWaits waits(launch, params, DeviceRole::gather, DeviceObject::reduced_tile, unit.tile);
+    const int64_t place = params.packet_gather_begin + owner * params.packet_slot_bytes +
+                          packet_offset<Config>(params, unit.tile, unit.slab, unit.begin / COLUMNS);
+    if (!sum_packets(rows, params.output.out_type, packet_area(launch, params, params.comm.rank, place), 0, 1,
+                     tag_of(launch), [&](int) { return waits(owner); })) {
+      return;
+    }
+    EpilogueParams output = params.output;
+    output.bias = nullptr;  // is in it
+    const int row = first_row_of(params, owner) + unit.row;
+    store_tile_rows(rows, output, smem.epilogue[threadIdx.x / 32], row, row + unit.rows,
+                    unit.n_tile * Config::BLOCK_N + unit.begin);
+    tracer.record(TraceKind::copy, start, unit.tile, owner);
+  }
+}
+
+// 16 rows of each 64 of a finished product: to their owner, or, one-shot, to everyone, whose parts are then
+// summed here.
+template <class Config>
+__device__ __forceinline__ void finish_block(const RankLaunch& launch, const TaggedParams& params,
+                                             RankGemmStorage<Config>& smem, const TileWork& work, int block,
+                                             const float (&accumulators)[Config::BLOCK_N / 2]) {
+  const TilePlace place = place_of(params, work, Config::BLOCK_M);
+  const int slab = block * 4 + threadIdx.x / 32 % 4;
+  const int row = place.row + slab * 16;
+  const int row_end = rows_of(params, place.owner);
+  if (row >= row_end) return;
+  exchange_packets<Config>(launch, params, place, slab, accumulators);
+  if (params.reduction != Reduction::one_shot) return;
+  const Tracer tracer(params.comm.trace, TRACE_COMPUTE + threadIdx.x / 128);
+  const uint64_t start = tracer.now();
+  finish_packets<Config>(launch, params, smem.epilogue[threadIdx.x / 32], place, slab, row, row_end);
+  tracer.record(TraceKind::reduce, start, trace_tile(work));
+}
+
+template <class Config>
+__global__ void __launch_bounds__(Config::NUM_THREADS, 1)
+    tagged_reduction_kernel(const __grid_constant__ TaggedParams params) {
+  extern __shared__ __align__(1024) uint8_t smem_bytes[];
+  RankGemmStorage<Config>& smem = *reinterpret_cast<RankGemmStorage<Config>*>(smem_bytes);
+  const RankLaunch launch(params.comm);
+  if (threadIdx.x == 0) storage_init(smem);
+  launch.begin_cta();
+  __syncthreads();
+  run_roles<Config>(
+      params.tiles.num_workers, [&] { produce<Config>(smem.mainloop, params); },
+      [&](const CopyWarp& warp) {
+        if (warp.greets()) launch.greet();
+      },
+      [&](int warpgroup) {
+        auto tiles = tile_cursor(params);
+        consumer_role<Config>(
+            smem.mainloop, ClusterPosition{0, 1}, warpgroup, params.comm.trace,
+            [&](TileWork* work) { return next_tile<Config>(params, tiles, work); },
+            [&](const TileWork& work, int block, float(&accumulators)[Config::BLOCK_N / 2]) {
+              finish_block<Config>(launch, params, smem, work, block, accumulators);
+            });
+        if (params.reduction != Reduction::one_shot) finish_units<Config>(launch, params, smem);
+        if (params.reduction == Reduction::two_shot) gather_packets<Config>(launch, params, smem);
+      });
+  launch.end_cta();
+}
+
+template <GemmTile TILE, class Element, bool B_TRANSPOSED>
+constexpr RankGemmKernel<TaggedParams> kernel_entry() {
+  using Config = GemmConfig<TILE.block_m, TILE.block_n, TILE.ping_pong, Element, false, B_TRANSPOSED>;
+  return {tagged_reduction_kernel<Config>, Config::NUM_THREADS, sizeof(RankGemmStorage<Config>),
+          Config::STAGE_BYTES};
+}
+
+template <class Element>
+const TaggedTable& kernel_table() {
+  static const TaggedTable table = []<size_t... TILES>(std::index_sequence<TILES...>) {
+    return TaggedTable{{{kernel_entry<TAGGED_TILES[TILES], Element, false>(),
+                         kernel_entry<TAGGED_TILES[TILES], Element, true>()}...}};
+  }
+  (std::make_index_sequence<NUM_TAGGED_TILES>());
+  return table;
+}
+
+}  // namespace mk::gemm_reduce_scatter::tagged
