@@ -7,7 +7,7 @@
 #include "kernels/cuda/gemm_type.h"
 #include "kernels/gemm/tensor_map.h"
 #include "kernels/ops/moe_dispatch_gemm/cuda_network_kernel.cuh"
-#include "kernels/ops/moe_gemm_combine/cuda_kernel.cuh"
+#include "kernels/ops/moe_gemm_combine/cuda_network_kernel.cuh"
 
 namespace mk {
 namespace {
@@ -122,18 +122,16 @@ cudaError_t launch_dispatch(const MoeCall& call, const MoePlan& plan, const Rank
   return launch_cooperatively(kernel.kernel, params, num_ctas, kernel.num_threads, kernel.smem_bytes, stream);
 }
 
-cudaError_t launch_combine(const MoeCall& call, const MoePlan& plan, const RankComm& comm,
-                           cudaStream_t stream) {
-  using namespace moe_gemm_combine;
-  const CudaTable& table = call.dtype == MK_DTYPE_FP16 ? cuda_kernels_fp16() : cuda_kernels_bf16();
-  const auto& kernel = table.entries[plan.tile][call.w_layout == MK_LAYOUT_NK];
+// All but what several nodes add.
+bool fill_combine(moe_gemm_combine::CudaParams& params, const MoeCall& call, const MoePlan& plan,
+                  const RankComm& comm, int num_threads) {
   const GemmTile& tile = moe::CUDA_TILES[plan.tile];
-  const int num_ctas = plan.plan.compute_ctas + plan.plan.copy_ctas;
   const std::byte* area = comm.memory[comm.rank] + comm.arena;
-  CudaParams params{};
   params.comm = comm;
-  params.routing = cuda_routing(call, comm.rank, comm.nranks);
-  params.routing.num_counting_ctas = num_counting_ctas(params.routing, kernel.num_threads, num_ctas);
+  params.routing =
+      cuda_routing(call, comm.rank, comm.nranks, plan.is_between_nodes ? plan.network.nodes.num_nodes : 1);
+  params.routing.num_counting_ctas = num_counting_ctas(
+      params.routing, num_threads, plan.plan.compute_ctas + plan.plan.copy_ctas + plan.plan.reduce_ctas);
   params.layout = {plan.layout.counts_bytes, call.hidden * element_bytes(call.out_dtype)};
   const void* rows = call.x != nullptr ? call.x : area;
   const int64_t ld_rows = call.x != nullptr ? call.ldx : call.inter;
@@ -141,7 +139,7 @@ cudaError_t launch_combine(const MoeCall& call, const MoePlan& plan, const RankC
                          GEMM_BLOCK_K) ||
       !encode_weights(&params.map_w, call, params.routing.num_experts(comm.rank), call.inter, call.hidden,
                       tile.block_n, area)) {
-    return cudaErrorInvalidValue;
+    return false;
   }
   params.products.ldc = call.hidden;
   params.products.n = static_cast<int>(call.hidden);
@@ -156,6 +154,34 @@ cudaError_t launch_combine(const MoeCall& call, const MoePlan& plan, const RankC
   params.weights = call.factors;
   params.y = static_cast<std::byte*>(call.y);
   params.y_pitch = std::max(call.ldy, call.hidden) * element_bytes(call.out_dtype);
+  return true;
+}
+
+cudaError_t launch_combine(const MoeCall& call, const MoePlan& plan, const RankComm& comm,
+                           cudaStream_t stream) {
+  using namespace moe_gemm_combine;
+  const bool is_transposed = call.w_layout == MK_LAYOUT_NK;
+  const int num_ctas = plan.plan.compute_ctas + plan.plan.copy_ctas + plan.plan.reduce_ctas;
+  if (plan.is_between_nodes) {
+    const NetworkTable& table =
+        call.dtype == MK_DTYPE_FP16 ? cuda_network_kernels_fp16() : cuda_network_kernels_bf16();
+    const auto& kernel = table.entries[plan.tile][is_transposed];
+    NetworkParams params{};
+    if (!fill_combine(params, call, plan, comm, kernel.num_threads)) return cudaErrorInvalidValue;
+    params.nodes = plan.network.nodes;
+    params.route_chunks = plan.network.route_chunks;
+    params.sum_chunks = plan.network.sum_chunks;
+    params.network = plan.network.sum_layout;
+    params.numbers = plan.network.sum_numbers;
+    params.num_push_ctas = plan.plan.copy_ctas;
+    params.num_relay_ctas = plan.plan.reduce_ctas;
+    return launch_cooperatively(kernel.kernel, params, num_ctas + NUM_NETWORK_CTAS, kernel.num_threads,
+                                kernel.smem_bytes, stream);
+  }
+  const CudaTable& table = call.dtype == MK_DTYPE_FP16 ? cuda_kernels_fp16() : cuda_kernels_bf16();
+  const auto& kernel = table.entries[plan.tile][is_transposed];
+  CudaParams params{};
+  if (!fill_combine(params, call, plan, comm, kernel.num_threads)) return cudaErrorInvalidValue;
   return launch_cooperatively(kernel.kernel, params, num_ctas, kernel.num_threads, kernel.smem_bytes, stream);
 }
 
@@ -166,6 +192,8 @@ cudaError_t moe_prepare(bool is_between_nodes) {
   if (is_between_nodes) {
     if (error == cudaSuccess) error = prepare_table(moe_dispatch_gemm::cuda_network_kernels_bf16());
     if (error == cudaSuccess) error = prepare_table(moe_dispatch_gemm::cuda_network_kernels_fp16());
+    if (error == cudaSuccess) error = prepare_table(moe_gemm_combine::cuda_network_kernels_bf16());
+    if (error == cudaSuccess) error = prepare_table(moe_gemm_combine::cuda_network_kernels_fp16());
     return error;
   }
   if (error == cudaSuccess) error = prepare_table(moe_dispatch_gemm::cuda_kernels_bf16());

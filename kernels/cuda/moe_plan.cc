@@ -65,42 +65,85 @@ Status too_many_flags(const MoeCall& call, int64_t rows, int64_t flags) {
                        kFlagsPerBank));
 }
 
+constexpr int64_t DEFAULT_CHUNK_BYTES = 512 << 10;
+
+int64_t chunk_bytes_of(const MoeCall& call) {
+  return call.tuning.chunk_bytes > 0 ? call.tuning.chunk_bytes : DEFAULT_CHUNK_BYTES;
+}
+
+Status check_signals(const MoeCall& call, int nranks, int64_t signals) {
+  if (signals <= static_cast<int64_t>(kSignalsPerBank)) return {};
+  return Status(MK_ERROR_UNSUPPORTED, format("mk_%s: %d ranks need %lld signals between nodes; a launch has %d",
+                                             operator_name(call.op), nranks, static_cast<long long>(signals),
+                                             static_cast<int>(kSignalsPerBank)));
+}
+
+// Lists of things of `bytes_each`, dealt out by `unit`.
+moe::PacketChunks chunks_of(const MoeCall& call, int64_t bytes_each, int64_t unit, int max_chunks) {
+  return {static_cast<int>(unit), static_cast<int>(round_up(ceil_div(chunk_bytes_of(call), bytes_each), unit)),
+          max_chunks};
+}
+
 // Packets of tokens travel between nodes in chunks, each with a signal of its own: longer ones where there
 // would be more than MAX_CHUNKS from one rank to one node.
-Status plan_network(const MoeCall& call, const TopologyView& nodes, MoePlan& to) {
+Status plan_packets(const MoeCall& call, const TopologyView& nodes, MoePlan& to) {
   constexpr int MAX_CHUNKS = 512;
-  constexpr int64_t DEFAULT_CHUNK_BYTES = 512 << 10;
   constexpr int64_t UNIT_BYTES = 64 << 10;
   MoeNetworkPlan& network = to.network;
-  network.nodes = moe::make_node_map(nodes);
   network.layout = moe_dispatch_gemm::make_network_layout(to.layout, call.topk);
   network.numbers = {nodes.nranks, nodes.num_nodes, to.blocks_per_source, MAX_CHUNKS,
                      moe_dispatch_gemm::max_forward_lists(nodes)};
   // A lane has a row of a unit.
   const int64_t packet_bytes = network.layout.packet_bytes;
   const int64_t unit = std::clamp<int64_t>(UNIT_BYTES / packet_bytes, 1, 32 / call.topk);
-  const int64_t chunk_bytes = call.tuning.chunk_bytes > 0 ? call.tuning.chunk_bytes : DEFAULT_CHUNK_BYTES;
-  network.chunks = {static_cast<int>(unit),
-                    static_cast<int>(round_up(ceil_div(chunk_bytes, packet_bytes), unit)), MAX_CHUNKS};
+  network.chunks = chunks_of(call, packet_bytes, unit, MAX_CHUNKS);
   const int64_t flags = std::max(network.numbers.num_flags(), network.numbers.num_counts());
   if (flags > kFlagsPerBank) return too_many_flags(call, to.layout.capacity_rows, flags);
-  if (network.numbers.num_signals() > static_cast<int64_t>(kSignalsPerBank)) {
-    return Status(
-        MK_ERROR_UNSUPPORTED,
-        format("mk_%s: %d ranks need %lld signals between nodes; a launch has %d", operator_name(call.op),
-               nodes.nranks, static_cast<long long>(network.numbers.num_signals()),
-               static_cast<int>(kSignalsPerBank)));
-  }
+  return check_signals(call, nodes.nranks, network.numbers.num_signals());
+}
+
+// Routes, which are short and early, go in few chunks; sums, as they are made.
+Status plan_sums(const MoeCall& call, const TopologyView& nodes, MoePlan& to) {
+  constexpr int MAX_ROUTE_CHUNKS = 64;
+  constexpr int MAX_SUM_CHUNKS = 512;
+  constexpr int ROUTE_UNIT = 32;  // a lane has a token
+  constexpr int64_t SUM_UNIT_BYTES = 16 << 10;
+  MoeNetworkPlan& network = to.network;
+  const int64_t row_bytes = call.hidden * element_bytes(call.out_dtype);
+  const auto route_bytes = static_cast<int64_t>(sizeof(moe_gemm_combine::SumRoute)) * call.topk;
+  network.sum_layout = {to.layout.counts_bytes, row_bytes, route_bytes};
+  network.sum_numbers = {nodes.nranks, nodes.num_nodes, MAX_ROUTE_CHUNKS, MAX_SUM_CHUNKS};
+  network.route_chunks = chunks_of(call, route_bytes, ROUTE_UNIT, MAX_ROUTE_CHUNKS);
+  network.sum_chunks =
+      chunks_of(call, row_bytes, std::clamp<int64_t>(SUM_UNIT_BYTES / row_bytes, 1, 8), MAX_SUM_CHUNKS);
+  return check_signals(call, nodes.nranks, network.sum_numbers.num_signals());
+}
+
+Status plan_network(const MoeCall& call, const TopologyView& nodes, MoePlan& to) {
+  MoeNetworkPlan& network = to.network;
+  network.nodes = moe::make_node_map(nodes);
+  const bool dispatches = call.op == MK_OPERATOR_MOE_DISPATCH_GEMM;
+  if (dispatches || call.is_maxima) MK_RETURN_IF_ERROR(plan_packets(call, nodes, to));
+  if (!dispatches || call.is_maxima) MK_RETURN_IF_ERROR(plan_sums(call, nodes, to));
   // What travels in a launch only its counts say.
   if (!call.is_maxima) {
-    to.area_bytes = std::max(to.area_bytes, network.layout.begin);
+    if (dispatches) to.area_bytes = std::max(to.area_bytes, network.layout.begin);
     return {};
   }
   const moe::Bounds bounds = moe::bounds_of(call, nodes);
-  const double packets = static_cast<double>(bounds.relayed_tokens) + static_cast<double>(bounds.remote_tokens);
-  MK_RETURN_IF_ERROR(check_area(
-      call, static_cast<double>(network.layout.begin) + packets * static_cast<double>(packet_bytes + 4)));
-  to.area_bytes = std::max(to.area_bytes, network.layout.bytes(bounds.relayed_tokens, bounds.remote_tokens));
+  const moe_gemm_combine::NetworkLayout& sums = network.sum_layout;
+  const double tokens = static_cast<double>(bounds.relayed_tokens) + static_cast<double>(bounds.remote_tokens);
+  const double packet_bytes = static_cast<double>(network.layout.packet_bytes + 4);
+  const int64_t sent = bounds_of(call, nodes.nranks).sent;
+  const double rows = static_cast<double>(bounds.collected_rows) + static_cast<double>(bounds.received_rows);
+  const double home = (rows + tokens) * static_cast<double>(sums.row_bytes) +
+                      tokens * static_cast<double>(sums.route_bytes + 4) + static_cast<double>(sent) * 4;
+  MK_RETURN_IF_ERROR(
+      check_area(call, std::max(static_cast<double>(network.layout.begin) + tokens * packet_bytes, home)));
+  const moe_gemm_combine::Regions most = {
+      bounds.collected_rows, bounds.received_rows, bounds.relayed_tokens, bounds.remote_tokens, sent, 0};
+  to.area_bytes = std::max(
+      {to.area_bytes, network.layout.bytes(bounds.relayed_tokens, bounds.remote_tokens), sums.bytes(most)});
   return {};
 }
 
@@ -108,8 +151,11 @@ Status plan_areas(const MoeCall& call, int nranks, const TopologyView* nodes, Mo
   const RowBounds rows = bounds_of(call, nranks);
   const int num_nodes = nodes != nullptr ? nodes->num_nodes : 1;
   const int experts_per_rank = routing_of(call, nranks, num_nodes).experts_per_rank();
-  const double home_bytes = static_cast<double>(rows.received + rows.sent) * static_cast<double>(call.hidden) *
-                            element_bytes(call.out_dtype);
+  // Of several nodes: plan_network().
+  const double home_bytes = nodes != nullptr
+                                ? 0
+                                : static_cast<double>(rows.received + rows.sent) *
+                                      static_cast<double>(call.hidden) * element_bytes(call.out_dtype);
   const double dispatch_bytes =
       static_cast<double>(rows.received) * (static_cast<double>(call.hidden) * 2 + 16 + 4.0 * nranks);
   MK_RETURN_IF_ERROR(check_area(call, std::max(home_bytes, dispatch_bytes)));
@@ -120,7 +166,7 @@ Status plan_areas(const MoeCall& call, int nranks, const TopologyView* nodes, Mo
   to.layout = layout_of(call, nranks, num_nodes, rows.received);
   to.area_bytes = to.layout.counts_bytes;
   if (call.is_maxima || call.op == MK_OPERATOR_MOE_DISPATCH_GEMM) to.area_bytes = to.layout.bytes();
-  if (call.is_maxima) {
+  if (call.is_maxima && nodes == nullptr) {
     const int64_t home =
         to.layout.counts_bytes + (rows.received + rows.sent) * call.hidden * element_bytes(call.out_dtype);
     to.area_bytes = std::max(to.area_bytes, home);
@@ -165,11 +211,18 @@ int choose_push_ctas(const MoeCall& call, int num_sms) {
                     std::max(1, num_sms / 4));
 }
 
+// CTAs that do nothing but sum for other nodes. With a token's rows half in this node, what a NIC carries away
+// takes reading four times as much.
+int choose_relay_ctas(const MoeCall& call, int num_sms) {
+  constexpr int MAX_RELAY_CTAS = 6;
+  if (call.tuning.reduce_ctas > 0) return std::clamp(call.tuning.reduce_ctas, 1, num_sms - 3);
+  return std::clamp(num_sms / 20, 1, MAX_RELAY_CTAS);
+}
+
 }  // namespace
 
 Result<MoePlan> moe_plan(const MoeCall& call, int nranks, int num_sms, const TopologyView* nodes) {
   const bool dispatches = call.op == MK_OPERATOR_MOE_DISPATCH_GEMM;
-  if (nodes != nullptr && !dispatches) return not_between_nodes(operator_name(call.op));
   if (call.experts > moe::CUDA_MAX_EXPERTS) {
     return Status(MK_ERROR_UNSUPPORTED, format("mk_%s: experts=%d: on GPUs at most %d over all ranks",
                                                operator_name(call.op), call.experts, moe::CUDA_MAX_EXPERTS));
@@ -180,15 +233,18 @@ Result<MoePlan> moe_plan(const MoeCall& call, int nranks, int num_sms, const Top
                          static_cast<long long>(call.hidden), static_cast<long long>(call.inter),
                          static_cast<long long>(MAX_WIDTH)));
   }
-  const int least_sms = nodes != nullptr ? 3 : 2;
+  const char* const between_nodes = nodes == nullptr ? ""
+                                    : dispatches     ? ", one for the network"
+                                                     : ", one for the network, one for its sums";
+  const int least_sms = nodes == nullptr ? 2 : dispatches ? 3 : 4;
   if (num_sms < least_sms) {
-    return Status(
-        MK_ERROR_UNSUPPORTED,
-        format("mk_%s: needs %d SMs on every rank, one to move rows%s and one to compute, saw %d; "
-               "raise max_ctas or lower reserved_sms",
-               operator_name(call.op), least_sms, nodes != nullptr ? ", one for the network" : "", num_sms));
+    return Status(MK_ERROR_UNSUPPORTED,
+                  format("mk_%s: needs %d SMs on every rank, one to move rows%s and one to compute, saw %d; "
+                         "raise max_ctas or lower reserved_sms",
+                         operator_name(call.op), least_sms, between_nodes, num_sms));
   }
-  if (nodes != nullptr) --num_sms;
+  const int relay_ctas = nodes == nullptr || dispatches ? 0 : choose_relay_ctas(call, num_sms);
+  if (nodes != nullptr) num_sms -= 1 + relay_ctas;
   MoePlan to;
   to.plan = MK_PLAN_INIT;
   to.is_between_nodes = nodes != nullptr;
@@ -206,9 +262,12 @@ Result<MoePlan> moe_plan(const MoeCall& call, int nranks, int num_sms, const Top
   plan.num_chunks = to.blocks_per_source;
   if (nranks > 1) plan.link_bytes = call.tokens * call.topk * row_bytes;
   if (nodes != nullptr) {
+    const MoeNetworkPlan& network = to.network;
+    const int64_t bytes_of_token = dispatches ? network.layout.packet_bytes
+                                              : network.sum_layout.row_bytes + network.sum_layout.route_bytes;
     plan.send_ctas = 1;
-    plan.network_bytes =
-        call.tokens * std::min(call.topk, nodes->num_nodes - 1) * to.network.layout.packet_bytes;
+    plan.reduce_ctas = relay_ctas;
+    plan.network_bytes = call.tokens * std::min(call.topk, nodes->num_nodes - 1) * bytes_of_token;
   }
   // Of a call which prepares itself.
   const MoeCall maxima = call.is_maxima ? call : maxima_of(call);

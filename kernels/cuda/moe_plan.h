@@ -6,6 +6,7 @@
 #include "kernels/operator_call.h"
 #include "kernels/ops/moe_dispatch_gemm/cuda_layout.h"
 #include "kernels/ops/moe_dispatch_gemm/network_schedule.h"
+#include "kernels/ops/moe_gemm_combine/network_schedule.h"
 #include "kernels/ops/moe_routing/cuda_params.h"
 #include "lib/status.h"
 
@@ -14,9 +15,15 @@ namespace mk {
 // Of several nodes.
 struct MoeNetworkPlan {
   moe::NodeMap nodes;
+  // Dispatch.
   moe::PacketChunks chunks;
   moe_dispatch_gemm::NetworkLayout layout;
   moe_dispatch_gemm::NetworkNumbers numbers;
+  // Combine.
+  moe::PacketChunks route_chunks;
+  moe::PacketChunks sum_chunks;
+  moe_gemm_combine::NetworkLayout sum_layout;
+  moe_gemm_combine::NetworkNumbers sum_numbers;
 };
 
 struct MoePlan {
@@ -33,7 +40,7 @@ struct MoePlan {
 };
 
 // `nodes`: where there are several, else null. MK_ERROR_UNSUPPORTED: more experts, wider rows, more flags or
-// memory than a launch has, no such tile, or a combine between nodes.
+// memory than a launch has, or no such tile.
 Result<MoePlan> moe_plan(const MoeCall& call, int nranks, int num_sms, const TopologyView* nodes = nullptr);
 
 // The routing's part of a kernel's parameter, but for pointers.

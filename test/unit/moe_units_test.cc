@@ -106,6 +106,7 @@ std::unique_ptr<moe_gemm_combine::Tables> combine_tables(const Job& job, int ran
     count_expert(routing, job.counts(routing), unit_rows, local, *tables);
   for (uint32_t* sums : {tables->rows, tables->blocks, tables->units}) scan(sums, count);
   for (int home = 0; home < job.nranks; ++home) {
+    tables->collector[home] = static_cast<uint8_t>(home);
     uint32_t row = 0, block = 0;
     for (int expert = 0; expert <= job.experts; ++expert) {
       if (home == rank) tables->home_rows[expert] = row, tables->home_blocks[expert] = block;
@@ -204,7 +205,7 @@ void check_combine(const Job& job, uint32_t unit_rows) {
       const int64_t row = (unit.from - products) / layout.row_bytes;
       const int64_t num_rows = unit.num_bytes / layout.row_bytes;
       for (int64_t i = 0; i < num_rows; ++i) {
-        const auto [at, is_new] = landed.insert({{unit.home, unit.to / layout.row_bytes + i}, {rank, row + i}});
+        const auto [at, is_new] = landed.insert({{unit.rank, unit.to / layout.row_bytes + i}, {rank, row + i}});
         REQUIRE(is_new);
         // It waits for the block of each of its rows.
         const int expert = moe::find_interval(tables->rows, num_experts, static_cast<uint32_t>(row + i));
@@ -212,15 +213,15 @@ void check_combine(const Job& job, uint32_t unit_rows) {
         REQUIRE(block >= unit.first_block);
         REQUIRE(block < unit.first_block + unit.num_blocks);
       }
-      REQUIRE(static_cast<int>(unit.note >> 56) == unit.home);
+      REQUIRE(static_cast<int>(unit.note >> 56) == unit.rank);
       const uint32_t block = unit.note >> 24 & 0xffffff;
       const auto [left, is_first] =
-          units_left.insert({{unit.home, block}, static_cast<uint32_t>(unit.note >> 48 & 0xff)});
+          units_left.insert({{unit.rank, block}, static_cast<uint32_t>(unit.note >> 48 & 0xff)});
       REQUIRE(left->second > 0);
       --left->second;
       const auto [place, is_place_new] =
-          counted.insert({static_cast<uint32_t>(unit.note & 0xffffff), {unit.home, block}});
-      REQUIRE(place->second == std::pair(unit.home, block));
+          counted.insert({static_cast<uint32_t>(unit.note & 0xffffff), {unit.rank, block}});
+      REQUIRE(place->second == std::pair(unit.rank, block));
       REQUIRE(place->first < moe_gemm_combine::HALF_FLAGS);
     }
   }

@@ -4,9 +4,9 @@
 // chunk of packets that is whole to the rail peer in its node, and tells of chunks that have come.
 #pragma once
 
-#include "kernels/device/arrival_window.h"
 #include "kernels/ops/moe_dispatch_gemm/cuda_kernel.cuh"
 #include "kernels/ops/moe_dispatch_gemm/cuda_network_push.cuh"
+#include "kernels/ops/moe_routing/cuda_network_lists.cuh"
 
 namespace mk::moe_dispatch_gemm {
 
@@ -24,107 +24,40 @@ struct NetworkStorage : Storage<Config> {
   __device__ Counting& counting() { return *reinterpret_cast<Counting*>(this->role); }
 };
 
-// Has a flag of this rank's been raised? Then what it tells of is visible to the lane.
-__device__ __forceinline__ bool has_flag(const RankLaunch& launch, const NetworkParams& params, int index) {
-  const uint64_t* const word = launch.flag(params.comm.rank, index);
-  if (ptx::ld_relaxed_sys(word) < launch.epoch()) return false;
-  ptx::ld_acquire_sys(word);
-  return true;
-}
-
-// Puts each chunk of packets, once it is packed: chunk by chunk and of each to every node in turn, without any
-// that is late holding up those behind it.
+// Puts each chunk of packets, once it is packed.
 __device__ inline void send_packets(const RankLaunch& launch, const NetworkLaunch& network,
                                     const NetworkParams& params) {
   const RankOrder& order = params.comm.order;
-  const moe::PacketChunks& chunks = params.chunks;
   const int rank = params.comm.rank;
   const int lane = threadIdx.x % 32;
   const moe::Counts counts(params.routing, launch.area(rank, 0));
   // A lane's node.
   const int peer = lane < order.num_rail_peers ? order.rail_peers[lane] : rank;
   const int node = params.nodes.node[peer];
-  const uint32_t my_count = counts.node_tokens(rank, node);  // none for its own
-  int64_t my_source = relayed_packets(params.nodes, counts, rank, params.comm.nranks);
-  for (int before = 0; before < node; ++before) my_source += counts.node_tokens(rank, before);
-  const int64_t my_target = peer == rank ? 0 : relayed_packets(params.nodes, counts, peer, rank);
-  const int most_chunks = __reduce_max_sync(~0u, chunks.num_chunks(my_count));
-  const int num_puts = most_chunks * order.num_rail_peers;
-  ArrivalWindow window;
-  NetworkPatience patience(launch, params.comm);
-  while (window.first < num_puts) {
-    const int idx = window.first + lane;
-    const int chunk = idx / order.num_rail_peers;
-    const int turn = idx - chunk * order.num_rail_peers;
-    const int to = __shfl_sync(~0u, peer, turn);
-    const uint32_t count = __shfl_sync(~0u, my_count, turn);
-    const int64_t source = __shfl_sync(~0u, my_source, turn);
-    const int64_t target = __shfl_sync(~0u, my_target, turn);
-    const bool is_sent = idx < num_puts && window.is_missing(lane) && chunk < chunks.num_chunks(count);
-    const bool is_due =
-        is_sent && has_flag(launch, params, params.numbers.packed_flag(params.nodes.node[to], chunk));
-    const bool is_none = idx < num_puts && window.is_missing(lane) && !is_sent;
-    const uint32_t fresh = __ballot_sync(~0u, is_due || is_none);
-    if (fresh != 0) {
-      const uint32_t begin = is_due ? chunks.begin(count, chunk) : 0;
-      const uint32_t packets = is_due ? chunks.packets(count, chunk) : 0;
-      if (!network.put(is_due, to, network.area_address(params.network.packet(source + begin)),
-                       network.area_address(params.network.packet(target + begin)),
-                       static_cast<uint32_t>(packets * params.network.packet_bytes),
-                       params.numbers.signal(rank, chunk), DeviceRole::send))
-        return;
-      window.add(fresh);
-      patience.progressed();
-      continue;
-    }
-    bool goes_on = true;
-    if (lane == 0) {
-      goes_on = patience.goes_on({DeviceRole::send, DeviceObject::chunk, to, static_cast<uint64_t>(chunk),
-                                  launch.epoch() - 1, launch.epoch()});
-    }
-    if (!__shfl_sync(~0u, static_cast<int>(goes_on), 0)) return;
-  }
+  int64_t source = relayed_packets(params.nodes, counts, rank, params.comm.nranks);
+  for (int before = 0; before < node; ++before) source += counts.node_tokens(rank, before);
+  const int64_t target = peer == rank ? 0 : relayed_packets(params.nodes, counts, peer, rank);
+  moe::send_lists(
+      launch, network, params.comm, params.chunks, params.network.packet_bytes, order.num_rail_peers,
+      {peer, counts.node_tokens(rank, node), params.network.packet(source), params.network.packet(target)},
+      DeviceObject::chunk,
+      [&](int to, int chunk) { return params.numbers.packed_flag(params.nodes.node[to], chunk); },
+      [&](int chunk) { return params.numbers.signal(rank, chunk); });
 }
 
-// Tells those who forward of chunks that have come. A lane keeps the account of each rank relayed.
+// Tells those who forward of chunks that have come.
 __device__ inline void receive_packets(const RankLaunch& launch, const NetworkLaunch& network,
                                        const NetworkParams& params) {
   const RankOrder& order = params.comm.order;
   const int rank = params.comm.rank;
   const int lane = threadIdx.x % 32;
   const moe::Counts counts(params.routing, launch.area(rank, 0));
-  const uint32_t my_count =
-      lane < order.num_relayed ? counts.node_tokens(order.relayed[lane], params.nodes.node[rank]) : 0;
-  const int num_mine = params.chunks.num_chunks(my_count);
-  ArrivalWindow mine;
-  NetworkPatience patience(launch, params.comm);
-  while (__any_sync(~0u, mine.first < num_mine)) {
-    bool has_any = false;
-    for (int i = 0; i < order.num_relayed; ++i) {
-      const int source = order.relayed[i];
-      const ArrivalWindow window = {__shfl_sync(~0u, mine.first, i), __shfl_sync(~0u, mine.arrived, i)};
-      const int num_chunks = __shfl_sync(~0u, num_mine, i);
-      const int chunk = window.first + lane;
-      const bool has_come = chunk < num_chunks && window.is_missing(lane) &&
-                            network.take_signal(params.numbers.signal(source, chunk));
-      if (has_come) launch.raise_flag(rank, params.numbers.arrived_flag(source, chunk));
-      const uint32_t fresh = __ballot_sync(~0u, has_come);
-      has_any = has_any || fresh != 0;
-      if (lane == i) mine.add(fresh);
-    }
-    if (has_any) {
-      patience.progressed();
-      continue;
-    }
-    const int waiting = __ffs(static_cast<int>(__ballot_sync(~0u, mine.first < num_mine))) - 1;
-    const int chunk = __shfl_sync(~0u, mine.first, waiting);
-    bool goes_on = true;
-    if (lane == 0) {
-      goes_on = patience.goes_on({DeviceRole::receive, DeviceObject::chunk, order.relayed[waiting],
-                                  static_cast<uint64_t>(chunk), launch.epoch() - 1, launch.epoch()});
-    }
-    if (!__shfl_sync(~0u, static_cast<int>(goes_on), 0)) return;
-  }
+  const int source = lane < order.num_relayed ? order.relayed[lane] : rank;
+  const uint32_t count = counts.node_tokens(source, params.nodes.node[rank]);
+  moe::receive_lists(
+      launch, network, params.comm, order.num_relayed, source, params.chunks.num_chunks(count),
+      DeviceObject::chunk, [&](int from, int chunk) { return params.numbers.arrived_flag(from, chunk); },
+      [&](int from, int chunk) { return params.numbers.signal(from, chunk); });
 }
 
 // What is left to the CTA that has the network when the counts are known.
@@ -151,7 +84,7 @@ __device__ __forceinline__ void place(const RankLaunch& launch, const NetworkPar
   }
   if (static_cast<int>(blockIdx.x) < params.routing.num_counting_ctas) {
     place_items<Config::NUM_THREADS>(launch, params, smem.tables, smem.counting(), goes_on);
-    if (goes_on) place_tokens<Config::NUM_THREADS>(launch, params, smem.network.places, smem.counting());
+    if (goes_on) place_leaders<Config::NUM_THREADS>(launch, params, smem.network.places, smem.counting());
   }
   if (blockIdx.x == gridDim.x - 1 - NUM_NETWORK_CTAS && params.routing.writes_record)
     begin_record<Config::NUM_THREADS>(params, smem.tables, smem.decision.verdict);

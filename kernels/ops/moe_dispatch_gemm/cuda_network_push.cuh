@@ -9,42 +9,14 @@
 
 namespace mk::moe_dispatch_gemm {
 
-// A counting CTA, all threads, after place_items(): by which item each token is packed, in the order in which
-// they are. The warps go through the items that they have counted.
+// A counting CTA, all threads: by which item each token is packed, in the order in which they are.
 template <int NUM_THREADS>
-__device__ void place_tokens(const RankLaunch& launch, const NetworkParams& params, const NetworkPlaces& places,
-                             moe::NetworkCountingStorage<NUM_THREADS>& smem) {
-  const moe::CudaRouting& routing = params.routing;
-  const int num_places = params.nodes.num_places(routing);
-  for (int place = threadIdx.x; place < num_places; place += NUM_THREADS) smem.begins[place] = 0;
-  __syncthreads();
-  for (int expert = threadIdx.x; expert < routing.experts; expert += NUM_THREADS) {
-    uint32_t tokens = 0, before = 0;
-#pragma unroll 8
-    for (int cta = 0; cta < routing.num_counting_ctas; ++cta) {
-      if (cta == static_cast<int>(blockIdx.x)) before = tokens;
-      tokens += __ldcg(moe::cta_tokens(params.comm, routing, cta) + expert);
-    }
-    smem.begins[params.nodes.place(routing, expert)] = tokens;
-    for (auto& led : smem.led) {
-      const uint32_t more = led[expert];
-      led[expert] = before;
-      before += more;
-    }
-  }
-  __syncthreads();
-  if (threadIdx.x < 32) moe::exclusive_scan(smem.begins, num_places);
-  __syncthreads();
-  const moe::WarpItems<NUM_THREADS> items(routing);
+__device__ void place_leaders(const RankLaunch& launch, const NetworkParams& params,
+                              const NetworkPlaces& places, moe::NetworkCountingStorage<NUM_THREADS>& smem) {
   auto* leaders = reinterpret_cast<uint32_t*>(
-      launch.area(routing.rank, places.leaders(params.network, params.nodes.num_nodes)));
-  moe::number_by_expert(
-      smem.led[threadIdx.x / 32], items.begin, items.end,
-      [&](int64_t item) { return moe::leading_expert(routing, params.nodes, item); },
-      [&](int64_t item, int expert, uint32_t number) {
-        if (expert >= 0)
-          leaders[smem.begins[params.nodes.place(routing, expert)] + number] = static_cast<uint32_t>(item);
-      });
+      launch.area(params.comm.rank, places.leaders(params.network, params.nodes.num_nodes)));
+  moe::place_tokens(params.comm, params.routing, params.nodes, smem,
+                    [&](int64_t item, int, uint32_t place) { leaders[place] = static_cast<uint32_t>(item); });
 }
 
 // The routes of packets from `first` on, of whose tokens each lane below `num` has an item; by a whole warp.

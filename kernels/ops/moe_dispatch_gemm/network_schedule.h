@@ -31,20 +31,8 @@ inline NetworkLayout make_network_layout(const CudaLayout& layout, int topk) {
   return {round_up(layout.bytes(), 128), layout.row_bytes, layout.row_bytes + route_bytes};
 }
 
-// Packets that `relay` takes in of the first `num_sources` ranks.
-MK_HOST_DEVICE int64_t relayed_packets(const moe::NodeMap& nodes, const moe::Counts& counts, int relay,
-                                       int num_sources) {
-  int64_t packets = 0;
-  for (int source = 0; source < num_sources; ++source) {
-    if (nodes.relays(relay, source)) packets += counts.node_tokens(source, nodes.node[relay]);
-  }
-  return packets;
-}
-MK_HOST_DEVICE int64_t packed_packets(const moe::NodeMap& nodes, const moe::Counts& counts, int rank) {
-  int64_t packets = 0;
-  for (int node = 0; node < nodes.num_nodes; ++node) packets += counts.node_tokens(rank, node);
-  return packets;
-}
+using moe::packed_packets;
+using moe::relayed_packets;
 
 // Where a rank's regions are.
 struct NetworkPlaces {

@@ -124,9 +124,10 @@ __device__ __forceinline__ void publish_products(const RankLaunch& launch, const
   __syncwarp();
 }
 
-template <class Config>
+// sum_own(): what the consumers do when they are through with their tiles.
+template <class Config, class SumOwn>
 __device__ __forceinline__ void run_product_cta(const RankLaunch& launch, const CudaParams& params,
-                                                Storage<Config>& storage) {
+                                                Storage<Config>& storage, SumOwn&& sum_own) {
   moe::ProductStorage<Config>& smem = storage.product();
   const Tables& tables = storage.tables;
   if (threadIdx.x < 32) make_map(params, tables, storage.map_rows);
@@ -150,7 +151,7 @@ __device__ __forceinline__ void run_product_cta(const RankLaunch& launch, const 
             [&](const GroupedTile& work, int block, float(&accumulators)[Config::BLOCK_N / 2]) {
               finish_rows<Config>(params, storage, work, block, accumulators);
             });
-        sum_tokens<8>(launch, params, tables);
+        sum_own();
       });
 }
 
@@ -172,7 +173,11 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
       push_cta_init(smem.push());
       push_products(launch, params, smem.tables, smem.push());
     } else {
-      run_product_cta<Config>(launch, params, smem);
+      run_product_cta<Config>(launch, params, smem, [&] {
+        sum_tokens<8>(launch, params, [&](int64_t token, TokenRows* rows) {
+          return find_rows(launch, params, smem.tables, token, rows);
+        });
+      });
     }
   }
   launch.end_cta();

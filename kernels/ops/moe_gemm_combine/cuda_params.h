@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// MoE GEMM + combine on GPUs of one node: what its kernel is given.
+// MoE GEMM + combine on GPUs: what its kernel is given.
 #pragma once
 
 #include <cuda.h>
@@ -7,6 +7,7 @@
 #include "kernels/device/gemm_epilogue_params.h"
 #include "kernels/device/rank_comm.h"
 #include "kernels/ops/moe_gemm_combine/cuda_layout.h"
+#include "kernels/ops/moe_gemm_combine/network_schedule.h"
 #include "kernels/ops/moe_routing/cuda_params.h"
 
 namespace mk::moe_gemm_combine {
@@ -27,6 +28,17 @@ struct CudaParams {
   const float* weights;  // [tokens, topk]
   std::byte* y;
   int64_t y_pitch;  // bytes
+};
+
+// Of several nodes.
+struct NetworkParams : CudaParams {
+  moe::NodeMap nodes;
+  moe::PacketChunks route_chunks;
+  moe::PacketChunks sum_chunks;
+  NetworkLayout network;
+  NetworkNumbers numbers;
+  int num_push_ctas;   // behind those that compute,
+  int num_relay_ctas;  // and in front of the one that has the network
 };
 
 }  // namespace mk::moe_gemm_combine

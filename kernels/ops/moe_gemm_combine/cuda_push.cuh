@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// MoE GEMM + combine: the CTAs that do nothing but push computed rows home, block by block as they are
-// complete, in the order in which they are computed and to each home in turn.
+// MoE GEMM + combine: the CTAs that do nothing but push computed rows home, or to who collects them for a home
+// in another node, block by block as they are complete, in the order in which they are computed and of each
+// home in turn.
 #pragma once
 
 #include "kernels/device/bulk_push.cuh"
@@ -9,7 +10,7 @@
 namespace mk::moe_gemm_combine {
 
 struct PushPiece {
-  int home;
+  int rank;
   uint32_t num_bytes;
   int64_t from;
   int64_t to;
@@ -60,7 +61,7 @@ __device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaPa
           unit = unit_of(routing, params.layout, params.unit_rows, tables, counts, index);
           if (unit.num_bytes > 0 && !wait_products(launch, params, unit)) return false;
         }
-        piece->home = unit.home;
+        piece->rank = unit.rank;
         piece->num_bytes = min(unit.num_bytes, static_cast<uint32_t>(Storage::PIECE_BYTES));
         piece->from = unit.from;
         piece->to = unit.to;
@@ -78,9 +79,9 @@ __device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaPa
                                          loaded);
       },
       [&](const PushPiece& piece, const uint8_t* buffer) {
-        tracer.begin(TraceKind::copy, static_cast<uint32_t>(piece.note >> 24) & 0xffffff, piece.home);
+        tracer.begin(TraceKind::copy, static_cast<uint32_t>(piece.note >> 24) & 0xffffff, piece.rank);
         if (lane == 0)
-          ptx::cp_async_bulk_global_shared(launch.area(piece.home, piece.to), buffer, piece.num_bytes);
+          ptx::cp_async_bulk_global_shared(launch.area(piece.rank, piece.to), buffer, piece.num_bytes);
         ptx::cp_async_bulk_commit_group();
         // It has time to arrive while the next one is on its way.
         if (has_last) {

@@ -39,6 +39,29 @@ struct TokenRows {
   float weight;
 };
 
+// By a whole warp, of whose first `num_lanes` lanes each may have a row: in the order of their keys, which
+// differ.
+__device__ __forceinline__ TokenRows order_rows(int num_lanes, bool has_row, int key, uint32_t row,
+                                                float weight) {
+  const int lane = threadIdx.x % 32;
+  if (!has_row) key = INT32_MAX;
+  int place = 0;
+#pragma unroll 1
+  for (int k = 0; k < num_lanes; ++k) place += __shfl_sync(~0u, key, k) < key;
+  TokenRows rows{__popc(__ballot_sync(~0u, has_row)), 0, 0};
+#pragma unroll 1
+  for (int i = 0; i < rows.count; ++i) {
+    const int from = __ffs(__ballot_sync(~0u, has_row && place == i)) - 1;
+    const uint32_t its_row = __shfl_sync(~0u, row, from & 31);
+    const float its_weight = __shfl_sync(~0u, weight, from & 31);
+    if (lane == i) {
+      rows.row = its_row;
+      rows.weight = its_weight;
+    }
+  }
+  return rows;
+}
+
 // By a whole warp; waits for the rows. False: the launch is to end.
 __device__ __forceinline__ bool find_rows(const RankLaunch& launch, const CudaParams& params,
                                           const Tables& tables, int64_t token, TokenRows* found) {
@@ -63,22 +86,7 @@ __device__ __forceinline__ bool find_rows(const RankLaunch& launch, const CudaPa
   is_there = __all_sync(~0u, is_there);
   const bool has_row = expert < routing.experts;
   const uint32_t row = has_row ? tables.home_rows[expert] + slot : 0;
-  int place = 0;
-#pragma unroll 1
-  for (int k = 0; k < routing.topk; ++k) place += __shfl_sync(~0u, expert, k) < expert;
-  found->count = __popc(__ballot_sync(~0u, has_row));
-  found->row = 0;
-  found->weight = 0;
-#pragma unroll 1
-  for (int i = 0; i < found->count; ++i) {
-    const int from = __ffs(__ballot_sync(~0u, has_row && place == i)) - 1;
-    const uint32_t its_row = __shfl_sync(~0u, row, from & 31);
-    const float its_weight = __shfl_sync(~0u, weight, from & 31);
-    if (lane == i) {
-      found->row = its_row;
-      found->weight = its_weight;
-    }
-  }
+  *found = order_rows(routing.topk, has_row, expert, row, weight);
   return is_there;
 }
 
@@ -111,10 +119,23 @@ __device__ __forceinline__ void sum_rows(const CudaParams& params, const std::by
   }
 }
 
-// A warp: takes this rank's tokens one by one.
+// A token's sum to `to`; its rows are numbered from `rows_begin` on.
 template <int GROUP>
-__device__ __forceinline__ void sum_tokens(const RankLaunch& launch, const CudaParams& params,
-                                           const Tables& tables) {
+__device__ __forceinline__ void sum_token(const CudaParams& params, const std::byte* rows_begin,
+                                          const TokenRows& rows, std::byte* to) {
+  if (params.products.out_type == GemmType::bf16) {
+    sum_rows<__nv_bfloat16, GROUP>(params, rows_begin, rows, to);
+  } else if (params.products.out_type == GemmType::fp16) {
+    sum_rows<__half, GROUP>(params, rows_begin, rows, to);
+  } else {
+    sum_rows<float, GROUP>(params, rows_begin, rows, to);
+  }
+}
+
+// A warp: takes this rank's tokens one by one. find(token, &rows) waits for a token's rows; false: the launch
+// is to end.
+template <int GROUP, class Find>
+__device__ __forceinline__ void sum_tokens(const RankLaunch& launch, const CudaParams& params, Find&& find) {
   const int lane = threadIdx.x % 32;
   const std::byte* home = launch.area(params.comm.rank, params.layout.home_row(0));
   const auto take_ticket = [&] {
@@ -127,17 +148,10 @@ __device__ __forceinline__ void sum_tokens(const RankLaunch& launch, const CudaP
     if (token >= params.routing.tokens) return;
     ticket = take_ticket();
     TokenRows rows;
-    if (!find_rows(launch, params, tables, token, &rows)) return;
+    if (!find(token, &rows)) return;
     const Tracer tracer(params.comm.trace, trace_track());
     const uint64_t start = tracer.now();
-    std::byte* to = params.y + token * params.y_pitch;
-    if (params.products.out_type == GemmType::bf16) {
-      sum_rows<__nv_bfloat16, GROUP>(params, home, rows, to);
-    } else if (params.products.out_type == GemmType::fp16) {
-      sum_rows<__half, GROUP>(params, home, rows, to);
-    } else {
-      sum_rows<float, GROUP>(params, home, rows, to);
-    }
+    sum_token<GROUP>(params, home, rows, params.y + token * params.y_pitch);
     tracer.record(TraceKind::reduce, start, static_cast<uint32_t>(token));
   }
 }

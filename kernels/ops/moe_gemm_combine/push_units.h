@@ -14,12 +14,15 @@ struct Tables {
   uint32_t rows[moe::CUDA_MAX_EXPERTS + 1];    // that the expert computes
   uint32_t blocks[moe::CUDA_MAX_EXPERTS + 1];  // of these rows
   uint32_t units[moe::CUDA_MAX_EXPERTS + 1];   // turns in which they are pushed
-  // By expert: rows of this rank's tokens that come home from it.
+  // By expert: rows of this rank's tokens that come home from it. Of several nodes those of its node alone are
+  // counted, and the last is that of all rows that come here.
   uint32_t home_rows[moe::CUDA_MAX_EXPERTS + 1];
   uint32_t home_blocks[moe::CUDA_MAX_EXPERTS + 1];
-  // By local expert and home: where that home has its rows of the expert, and their blocks.
+  // By local expert and home: where the home's rows of the expert go, and their blocks, at the home's collector
+  // in this node: in one node, the home itself.
   uint32_t peer_rows[moe::CUDA_MAX_EXPERTS + MAX_GPU_RANKS];
   uint32_t peer_blocks[moe::CUDA_MAX_EXPERTS + MAX_GPU_RANKS];
+  uint8_t collector[MAX_GPU_RANKS];
 };
 
 // A local expert's numbers, yet to be summed.
@@ -51,7 +54,7 @@ MK_HOST_DEVICE HomeRows home_rows(const moe::Counts& counts, int expert, int hom
 
 // Rows of one expert for one home, and how far a warp has come with them.
 struct PushUnit {
-  int home;
+  int rank;              // that collects them
   uint32_t num_bytes;    // 0: nothing
   uint32_t first_block;  // of this rank's, that it waits for
   uint32_t num_blocks;
@@ -60,9 +63,9 @@ struct PushUnit {
   uint64_t note;
 };
 
-// A unit that has arrived: the home, units of its block, the block there; and where they are counted.
-MK_HOST_DEVICE uint64_t note_of(int home, uint32_t num_units, uint32_t block, uint32_t count) {
-  return static_cast<uint64_t>(home) << 56 | static_cast<uint64_t>(num_units) << 48 |
+// A unit that has arrived: the rank, units of its block, the block there; and where they are counted.
+MK_HOST_DEVICE uint64_t note_of(int rank, uint32_t num_units, uint32_t block, uint32_t count) {
+  return static_cast<uint64_t>(rank) << 56 | static_cast<uint64_t>(num_units) << 48 |
          static_cast<uint64_t>(block) << 24 | count;
 }
 
@@ -84,14 +87,15 @@ MK_HOST_DEVICE PushUnit unit_of(const moe::CudaRouting& routing, const CudaLayou
   // Blocks of neighbouring segments are counted apart: a segment's first number is beyond the last one's last.
   const uint32_t count = (tables.rows[local] + rows.begin) / moe::BLOCK_ROWS + block + at;
   const uint32_t first_block = row / moe::BLOCK_ROWS;
-  return {
-      home,
-      (end - begin) * static_cast<uint32_t>(layout.row_bytes),
-      tables.blocks[local] + first_block,
-      (rows.begin + end - 1) / moe::BLOCK_ROWS - first_block + 1,
-      layout.product_row(tables.home_rows[routing.experts], int64_t{tables.rows[local]} + row),
-      layout.home_row(int64_t{tables.peer_rows[at]} + begin),
-      note_of(home, rows.segment.in_block(block).num_units(unit_rows), tables.peer_blocks[at] + block, count)};
+  const int collector = tables.collector[home];
+  return {collector,
+          (end - begin) * static_cast<uint32_t>(layout.row_bytes),
+          tables.blocks[local] + first_block,
+          (rows.begin + end - 1) / moe::BLOCK_ROWS - first_block + 1,
+          layout.product_row(tables.home_rows[routing.experts], int64_t{tables.rows[local]} + row),
+          layout.home_row(int64_t{tables.peer_rows[at]} + begin),
+          note_of(collector, rows.segment.in_block(block).num_units(unit_rows), tables.peer_blocks[at] + block,
+                  count)};
 }
 
 }  // namespace mk::moe_gemm_combine

@@ -147,4 +147,38 @@ __device__ void route_between_nodes(const RankLaunch& launch, const NetworkLaunc
   __syncthreads();
 }
 
+// A counting CTA, all threads, once the launch goes on: visit(item, expert, place) for each token and node that
+// it is listed for, where all lists follow each other. The warps go through the items that they have counted.
+template <int NUM_THREADS, class Visit>
+__device__ void place_tokens(const RankComm& comm, const CudaRouting& routing, const NodeMap& nodes,
+                             NetworkCountingStorage<NUM_THREADS>& smem, Visit&& visit) {
+  const int num_places = nodes.num_places(routing);
+  for (int place = threadIdx.x; place < num_places; place += NUM_THREADS) smem.begins[place] = 0;
+  __syncthreads();
+  for (int expert = threadIdx.x; expert < routing.experts; expert += NUM_THREADS) {
+    uint32_t tokens = 0, before = 0;
+#pragma unroll 8
+    for (int cta = 0; cta < routing.num_counting_ctas; ++cta) {
+      if (cta == static_cast<int>(blockIdx.x)) before = tokens;
+      tokens += __ldcg(cta_tokens(comm, routing, cta) + expert);
+    }
+    smem.begins[nodes.place(routing, expert)] = tokens;
+    for (auto& led : smem.led) {
+      const uint32_t more = led[expert];
+      led[expert] = before;
+      before += more;
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x < 32) exclusive_scan(smem.begins, num_places);
+  __syncthreads();
+  const WarpItems<NUM_THREADS> items(routing);
+  number_by_expert(
+      smem.led[threadIdx.x / 32], items.begin, items.end,
+      [&](int64_t item) { return leading_expert(routing, nodes, item); },
+      [&](int64_t item, int expert, uint32_t number) {
+        if (expert >= 0) visit(item, expert, smem.begins[nodes.place(routing, expert)] + number);
+      });
+}
+
 }  // namespace mk::moe

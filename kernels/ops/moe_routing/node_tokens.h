@@ -53,7 +53,12 @@ inline NodeMap make_node_map(const TopologyView& view) {
   return map;
 }
 
-// Is it the expert of the k-th item by which its token is packed for that expert's node? expert_of(k): those of
+// Of two of a token's items, given their places: does the first one lead?
+MK_HOST_DEVICE bool comes_before(const CudaRouting& routing, int place, int other) {
+  return routing.combines ? place > other : place < other;
+}
+
+// Is it the expert of the k-th item by which its token is listed for that expert's node? expert_of(k): those of
 // the token's items, whatever they hold.
 template <class ExpertOf>
 MK_HOST_DEVICE bool leads(const CudaRouting& routing, const NodeMap& nodes, int k, ExpertOf&& expert_of) {
@@ -66,11 +71,26 @@ MK_HOST_DEVICE bool leads(const CudaRouting& routing, const NodeMap& nodes, int 
     const int64_t another = expert_of(other);
     if (another < 0 || another >= routing.experts) continue;
     if (nodes.node[another / routing.experts_per_rank] == node &&
-        nodes.place(routing, static_cast<int>(another)) < place) {
+        comes_before(routing, nodes.place(routing, static_cast<int>(another)), place)) {
       return false;
     }
   }
   return true;
+}
+
+// Tokens of the first `num_sources` ranks in the lists for `relay`'s node that it takes.
+MK_HOST_DEVICE int64_t relayed_packets(const NodeMap& nodes, const Counts& counts, int relay, int num_sources) {
+  int64_t packets = 0;
+  for (int source = 0; source < num_sources; ++source) {
+    if (nodes.relays(relay, source)) packets += counts.node_tokens(source, nodes.node[relay]);
+  }
+  return packets;
+}
+// In a rank's lists for all nodes.
+MK_HOST_DEVICE int64_t packed_packets(const NodeMap& nodes, const Counts& counts, int rank) {
+  int64_t packets = 0;
+  for (int node = 0; node < nodes.num_nodes; ++node) packets += counts.node_tokens(rank, node);
+  return packets;
 }
 
 // How a list of packets is cut up: into units, which a warp takes on, and chunks of whole units, which are put
@@ -96,8 +116,11 @@ struct PacketChunks {
   MK_HOST_DEVICE uint32_t units_of_chunk(uint32_t count, int chunk) const {
     return num_units(packets(count, chunk));
   }
+  MK_HOST_DEVICE int chunk_of(uint32_t count, uint32_t packet) const {
+    return static_cast<int>(packet / size(count));
+  }
   MK_HOST_DEVICE int chunk_of_unit(uint32_t count, uint32_t unit) const {
-    return static_cast<int>(unit * static_cast<uint32_t>(unit_packets) / size(count));
+    return chunk_of(count, unit * static_cast<uint32_t>(unit_packets));
   }
   MK_HOST_DEVICE uint32_t packets_of_unit(uint32_t count, uint32_t unit) const {
     const uint32_t rest = count - unit * unit_packets;

@@ -80,6 +80,7 @@ inline int __ffs(int value) { return __builtin_ffs(value); }
 inline int __popc(uint32_t value) { return std::popcount(value); }
 inline float __int_as_float(int bits) { return std::bit_cast<float>(bits); }
 inline float __uint_as_float(uint32_t bits) { return std::bit_cast<float>(bits); }
+inline uint32_t __float_as_uint(float value) { return std::bit_cast<uint32_t>(value); }
 template <class T>
 T __ldcg(const T* address) {
   return *address;

@@ -1,0 +1,8 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/ops/moe_gemm_combine/cuda_network_kernel.cuh"
+
+namespace mk::moe_gemm_combine {
+
+const NetworkTable& cuda_network_kernels_fp16() { return cuda_network_kernel_table<__half>(); }
+
+}  // namespace mk::moe_gemm_combine
