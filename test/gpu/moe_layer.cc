@@ -413,4 +413,17 @@ void run_bad_indices(Tally& tally, Rank& rank, MoeLayer& layer, Watchdog& watchd
   layer.load_indices(layer.topk_idx());
 }
 
+void run_mixed_records(Tally& tally, Rank& rank, const MoeLayer& layer, const MoeLayer& other,
+                       Watchdog& watchdog) {
+  watchdog.stage(rank.rank, "records of two dispatches", STAGE_SECONDS, rank.comm);
+  require(layer.dispatch(), "mk_moe_dispatch_gemm", rank.comm);
+  require(other.dispatch(), "mk_moe_dispatch_gemm", rank.comm);
+  rank.synchronize();
+  mk_moe_gemm_combine_args_t combine = layer.combine_args();
+  if (rank.rank == rank.nranks - 1) combine.routing = other.combine_args().routing;
+  rank.meet();
+  require(mk_moe_gemm_combine(rank.comm, &combine, rank.stream), "mk_moe_gemm_combine", rank.comm);
+  expect_data_error(tally, rank, -1, "pass the records of one dispatch");
+}
+
 }  // namespace operators

@@ -102,5 +102,9 @@ void expect_data_error(Tally& tally, const Rank& rank, int guilty, const std::st
 void expect_nothing(Tally& tally, const Rank& rank, MoeLayer& layer, int64_t needed_rows);
 // Dispatches of a layer of 6 tokens or more a rank, 7 experts and a topk of 3 with wide indices.
 void run_bad_indices(Tally& tally, Rank& rank, MoeLayer& layer, Watchdog& watchdog);
+// A combine for which the last rank passes the record of another dispatch than the others: two layers of the
+// same sizes and other tokens.
+void run_mixed_records(Tally& tally, Rank& rank, const MoeLayer& layer, const MoeLayer& other,
+                       Watchdog& watchdog);
 
 }  // namespace operators

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// The dispatch of a mixture of experts between emulated nodes on GPUs, over rc and srd (emulated NICs, calm and
-// nasty) and over ofi, against plain loops on the host: exact on integers, records and all; the same bits when
-// repeated, by its record, and many in a row; graphs whose topk_idx changes between replays; errors that only
-// the data show; and that a combine is refused in words.
+// A layer of a mixture of experts, dispatch and combine, between emulated nodes on GPUs, over rc and srd
+// (emulated NICs, calm and nasty) and over ofi, against plain loops on the host: exact on integers, records and
+// all; the same bits when repeated, by its record, and many in a row; graphs whose topk_idx changes between
+// replays; and errors that only the data show.
 //
 //   operators_moe_network_test [--ranks N] [--quick]      MK_TEST_TRANSPORT=rc: over this one alone
 #include <deque>
@@ -33,6 +33,7 @@ std::vector<MoeCase> cases(bool quick) {
   // Rows longer than a push warp's buffer, in chunks as they are without tuning.
   made.push_back(
       {.tokens = 60, .hidden = 7168, .inter = 24, .experts = 8, .topk = 8, .dispatched_rows = true, .seed = 6});
+  add({.tokens = 90, .hidden = 128, .inter = 128, .experts = 16, .topk = 16, .integers = false, .seed = 7});
   made.push_back({.tokens = quick ? 150 : 300,
                   .same_tokens = true,
                   .hidden = 520,
@@ -46,11 +47,12 @@ std::vector<MoeCase> cases(bool quick) {
   made.back().spread = Spread::one_expert;
   made.back().tuning.copy_ctas = 1;
   made.back().tuning.compute_ctas = 5;
+  made.back().tuning.reduce_ctas = 1;
   return made;
 }
 
 // Three times: the second with the same bits, the third by the record of the second.
-void run_case(Rank& rank, const MoeProblem& problem, const std::string& where, Watchdog& watchdog) {
+void run_layer(Rank& rank, const MoeProblem& problem, const std::string& where, Watchdog& watchdog) {
   watchdog.stage(rank.rank, where + ": " + describe(problem.moe), STAGE_SECONDS, rank.comm);
   MoeLayer layer(rank, rank.comm, rank.nranks, problem, problem.capacity());
   const mk_moe_maxima_t maxima = layer.maxima();
@@ -61,13 +63,15 @@ void run_case(Rank& rank, const MoeProblem& problem, const std::string& where, W
     layer.poison();
     rank.meet();
     require(layer.dispatch(turn == 2), "mk_moe_dispatch_gemm", rank.comm);
+    require(layer.combine(), "mk_moe_gemm_combine", rank.comm);
     require(mk_comm_synchronize(rank.comm, rank.stream), describe(problem.moe).c_str(), rank.comm);
     if (turn == 0) {
-      check(tally, rank, problem, where.c_str(), layer.wrong_dispatch());
-      bits = layer.dispatch_bits();
+      check(tally, rank, problem, (where + ": dispatch").c_str(), layer.wrong_dispatch());
+      check(tally, rank, problem, (where + ": combine").c_str(), layer.wrong_combine());
+      bits = layer.dispatch_bits() + layer.combine_bits();
     } else {
       check(tally, rank, problem, turn == 1 ? "repeated" : "by its record",
-            layer.dispatch_bits() == bits ? "" : "other bits");
+            layer.dispatch_bits() + layer.combine_bits() == bits ? "" : "other bits");
     }
   }
   rank.meet();
@@ -86,13 +90,17 @@ void run_repeatedly(Rank& rank, const std::deque<MoeProblem>& problems, Watchdog
   rank.meet();
   Leash leash(8);
   for (int turn = 0; turn < turns; ++turn) {
-    for (const MoeLayer* layer : {&first, &second})
+    for (const MoeLayer* layer : {&first, &second}) {
       require(layer->dispatch(), "mk_moe_dispatch_gemm", rank.comm);
+      require(layer->combine(), "mk_moe_gemm_combine", rank.comm);
+    }
     leash.mark(rank.stream);
   }
   rank.synchronize();
-  check(tally, rank, problems[0], "after many", first.wrong_dispatch());
-  check(tally, rank, problems[1], "after many", second.wrong_dispatch());
+  check(tally, rank, problems[0], "dispatch after many", first.wrong_dispatch());
+  check(tally, rank, problems[0], "combine after many", first.wrong_combine());
+  check(tally, rank, problems[1], "dispatch after many", second.wrong_dispatch());
+  check(tally, rank, problems[1], "combine after many", second.wrong_combine());
   rank.meet();
 }
 
@@ -104,9 +112,12 @@ void run_replays(Rank& rank, const std::deque<MoeProblem>& problems, Watchdog& w
   const mk_moe_maxima_t maxima = layer.maxima();
   require(mk_moe_dispatch_gemm_prepare(rank.comm, &maxima), "mk_moe_dispatch_gemm_prepare", rank.comm);
   rank.meet();
-  const Replay replay(rank.stream, [&] { require(layer.dispatch(), "a captured dispatch", rank.comm); });
-  tally.check(replay.num_nodes() == 1,
-              text("rank %d: captured %zu nodes, expected 1", rank.rank, replay.num_nodes()));
+  const Replay replay(rank.stream, [&] {
+    require(layer.dispatch(), "a captured dispatch", rank.comm);
+    require(layer.combine(), "a captured combine", rank.comm);
+  });
+  tally.check(replay.num_nodes() == 2,
+              text("rank %d: captured %zu nodes, expected 2", rank.rank, replay.num_nodes()));
   for (int turn = 0; turn < 3; ++turn) {
     for (const MoeProblem& problem : problems) {
       layer.load(problem);
@@ -114,23 +125,22 @@ void run_replays(Rank& rank, const std::deque<MoeProblem>& problems, Watchdog& w
       rank.meet();
       replay.launch();
       rank.synchronize();
-      check(tally, rank, problem, "replayed", layer.wrong_dispatch());
+      check(tally, rank, problem, "dispatch replayed", layer.wrong_dispatch());
+      check(tally, rank, problem, "combine replayed", layer.wrong_combine());
       rank.meet();
     }
   }
 }
 
-void run_refused(Rank& rank, const MoeProblem& problem, Watchdog& watchdog) {
-  watchdog.stage(rank.rank, "refused", STAGE_SECONDS, rank.comm);
-  const MoeLayer layer(rank, rank.comm, rank.nranks, problem, problem.capacity());
-  const mk_moe_maxima_t maxima = layer.maxima();
-  const auto check = [&](mk_status_t status) {
-    tally.check(status == MK_ERROR_UNSUPPORTED && std::strstr(mk_get_last_error(rank.comm), "between nodes"),
-                text("rank %d: a combine gave %s: %s", rank.rank, mk_status_string(status),
-                     mk_get_last_error(rank.comm)));
-  };
-  check(mk_moe_gemm_combine_prepare(rank.comm, &maxima));
-  check(layer.combine());
+void run_data_errors(Rank& rank, const std::deque<MoeProblem>& problems, Watchdog& watchdog) {
+  MoeLayer layer(rank, rank.comm, rank.nranks, problems[0], problems[0].capacity());
+  const MoeLayer other(rank, rank.comm, rank.nranks, problems[1], problems[1].capacity());
+  for (const MoeLayer* each : {static_cast<const MoeLayer*>(&layer), &other}) {
+    const mk_moe_maxima_t maxima = each->maxima();
+    require(mk_moe_dispatch_gemm_prepare(rank.comm, &maxima), "mk_moe_dispatch_gemm_prepare", rank.comm);
+  }
+  run_bad_indices(tally, rank, layer, watchdog);
+  run_mixed_records(tally, rank, layer, other, watchdog);
   rank.meet();
 }
 
@@ -155,8 +165,10 @@ Problems make_all(const Options& options) {
                        .topk = 3,
                        .index_type = MK_INDEX_INT64,
                        .dispatched_rows = true};
+  std::vector<MoeCase> faults(2, faulty);
+  faults[1].seed = 9;
   return {make_problems(cases(options.quick), options.nranks), make_problems(replays, options.nranks),
-          make_problems({faulty}, options.nranks)};
+          make_problems(faults, options.nranks)};
 }
 
 // All cases over one split and transport; over the others, those that differ most.
@@ -167,16 +179,12 @@ void run_split(const Options& options, const Problems& problems, Watchdog& watch
     load_pattern_kernels(rank.stream);
     rank.meet();
     for (size_t i = 0; i < problems.all.size(); ++i) {
-      if (runs_all || i % 4 == 2) run_case(rank, problems.all[i], where, watchdog);
+      if (runs_all || i % 4 == 2) run_layer(rank, problems.all[i], where, watchdog);
     }
     run_repeatedly(rank, problems.replayed, watchdog, options.quick ? 20 : 100);
     run_replays(rank, problems.replayed, watchdog);
-    MoeLayer layer(rank, rank.comm, rank.nranks, problems.faulty[0], problems.faulty[0].capacity());
-    const mk_moe_maxima_t maxima = layer.maxima();
-    require(mk_moe_dispatch_gemm_prepare(rank.comm, &maxima), "mk_moe_dispatch_gemm_prepare", rank.comm);
-    run_bad_indices(tally, rank, layer, watchdog);
-    run_refused(rank, problems.faulty[0], watchdog);
-    run_case(rank, problems.all[2], where, watchdog);
+    run_data_errors(rank, problems.faulty, watchdog);
+    run_layer(rank, problems.all[2], where, watchdog);
     watchdog.stage(rank.rank, where + ": leaving", 60, rank.comm);
   });
 }

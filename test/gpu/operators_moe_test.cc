@@ -154,15 +154,7 @@ void run_data_errors(Rank& rank, const std::deque<MoeProblem>& problems, Watchdo
   expect_data_error(tally, rank, -1,
                     text("capacity_rows: expected at least %lld", static_cast<long long>(problem.capacity())));
   expect_nothing(tally, rank, layer, problem.capacity());
-  watchdog.stage(rank.rank, "records of two dispatches", STAGE_SECONDS, rank.comm);
-  require(layer.dispatch(), "mk_moe_dispatch_gemm", rank.comm);
-  require(other.dispatch(), "mk_moe_dispatch_gemm", rank.comm);
-  rank.synchronize();
-  mk_moe_gemm_combine_args_t combine = layer.combine_args();
-  if (rank.rank == rank.nranks - 1) combine.routing = other.combine_args().routing;
-  rank.meet();
-  require(mk_moe_gemm_combine(rank.comm, &combine, rank.stream), "mk_moe_gemm_combine", rank.comm);
-  expect_data_error(tally, rank, -1, "pass the records of one dispatch");
+  run_mixed_records(tally, rank, layer, other, watchdog);
   watchdog.stage(rank.rank, "a record that is none", STAGE_SECONDS, rank.comm);
   if (rank.rank == 1) layer.fill_record(0x5a);
   rank.meet();
