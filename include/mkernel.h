@@ -583,8 +583,9 @@ MK_API mk_status_t mk_gemm_allreduce(mk_comm_t comm, const mk_gemm_allreduce_arg
  * a routing record, from which the combine knows the way home. Both have the four functions that "GEMM operators"
  * describes, and these particulars:
  *
- * On CUDA: the combine in one node only, at most 512 experts over all ranks, hidden and inter up to 262 144, 2 CTAs a
- *   rank or more, between nodes 3; else MK_ERROR_UNSUPPORTED. Pointers, the routing record's among them, are to device memory there.
+ * On CUDA: at most 512 experts over all ranks, hidden and inter up to 262 144, 2 CTAs a rank or more, between nodes 3
+ *   and for the combine 4; else MK_ERROR_UNSUPPORTED. Pointers, the routing record's among them, are to device memory
+ *   there.
  *
  * Prepare. Whatever one of the two operators prepares covers calls of both, with `inter` of any size: preparing one of
  *   them is enough. A call is covered by maxima with at least its hidden, experts, topk and (dispatch) capacity_rows,
