@@ -19,13 +19,10 @@ const char* causal_name(mk_causal_t causal) {
   }
 }
 
-// FNV-1a, 64 bits.
 uint64_t hash_cu_seqlens(const RingAttentionCall& call) {
-  uint64_t hash = 14695981039346656037ull;
-  for (int index = 0; index <= call.num_sequences; ++index) {
-    const auto word = static_cast<uint32_t>(call.cu_seqlens[index]);
-    for (int shift = 0; shift < 32; shift += 8) hash = (hash ^ (word >> shift & 0xff)) * 1099511628211ull;
-  }
+  uint64_t hash = 0;
+  for (int index = 0; index <= call.num_sequences; ++index)
+    hash += ring_attention::hash_of_entry(index, call.cu_seqlens[index]);
   return hash;
 }
 
@@ -33,18 +30,21 @@ uint64_t hash_cu_seqlens(const RingAttentionCall& call) {
 
 std::string cu_seqlens_problem(const RingAttentionCall& call) {
   for (int index = 0; index <= call.num_sequences && call.num_sequences > 0; ++index) {
-    const long long seen = call.cu_seqlens[index];
-    if (index == 0 && seen != 0) return format("cu_seqlens[0]: expected 0, saw %lld", seen);
-    if (index > 0 && seen < call.cu_seqlens[index - 1]) {
-      return format("cu_seqlens[%d]: expected at least %d (the one before it), saw %lld", index,
-                    call.cu_seqlens[index - 1], seen);
-    }
-    if (index == call.num_sequences && seen != call.seq) {
-      return format("cu_seqlens[%d]: expected %lld (seq), saw %lld", index, static_cast<long long>(call.seq),
-                    seen);
-    }
+    if (!ring_attention::is_good_entry(call.cu_seqlens, index, call.num_sequences, call.seq))
+      return describe(ring_attention::fault_of(call.cu_seqlens, index, call.num_sequences, call.seq));
   }
   return {};
+}
+
+std::string describe(const ring_attention::CuSeqlensFault& fault) {
+  const long long seen = fault.seen;
+  if (fault.index == 0) return format("cu_seqlens[0]: expected 0, saw %lld", seen);
+  if (fault.seen < fault.before) {
+    return format("cu_seqlens[%d]: expected at least %d (the one before it), saw %lld", fault.index,
+                  fault.before, seen);
+  }
+  return format("cu_seqlens[%d]: expected %lld (seq), saw %lld", fault.index, static_cast<long long>(fault.seq),
+                seen);
 }
 
 std::string sizes_of(const RingAttentionCall& call) {
@@ -89,7 +89,7 @@ void fill_entry(const RingAttentionCall& call, EntryRecord& record) {
   record.dtypes = static_cast<uint32_t>(call.dtype);
   record.modes[0] = uint64_t{std::bit_cast<uint32_t>(call.scale)} | static_cast<uint64_t>(call.causal) << 32 |
                     static_cast<uint64_t>(call.layout) << 40;
-  record.modes[1] = call.num_sequences > 0 ? hash_cu_seqlens(call) : 0;
+  record.modes[1] = call.cu_seqlens != nullptr ? hash_cu_seqlens(call) : 0;
 }
 
 PeerOutput peer_output(const RingAttentionCall&) { return {}; }

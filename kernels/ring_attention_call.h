@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "operator_names.h"
+#include "ops/ring_attention/cu_seqlens.h"
 #include "protocol.h"
 
 namespace mk {
@@ -41,8 +42,9 @@ struct RingAttentionCall {
 
 // "" or what is wrong with the prefix sums of a packed call: 0, never falling, seq at the end.
 std::string cu_seqlens_problem(const RingAttentionCall& call);
+std::string describe(const ring_attention::CuSeqlensFault& fault);
 
-// What operator_call.h asks of every kind of call. fill_entry reads cu_seqlens.
+// What operator_call.h asks of every kind of call. fill_entry reads cu_seqlens, if there are some.
 std::string sizes_of(const RingAttentionCall& call);
 std::array<int64_t, 4> flight_shape(const RingAttentionCall& call);
 bool covers(const RingAttentionCall& maxima, const RingAttentionCall& call);

@@ -72,7 +72,10 @@ Status CudaExecutor::enqueue_attention_planned(const RingAttentionCall& call, co
   if (!plan.ok()) return plan.status();
   CudaRank& rank = *device_rank();
   RankComm comm = rank.comm(*find_arena(call, plan.value().area_bytes));
-  comm.entry = make_entry(call, 0);
+  // cu_seqlens is in device memory: the kernel adds its hash.
+  RingAttentionCall without_hash = call;
+  without_hash.cu_seqlens = nullptr;
+  comm.entry = make_entry(without_hash, 0);
   if (trace_) comm.trace = trace_->buffer();
   if (!is_captured) comm.ticket = rank.next_ticket();
   const std::array<int64_t, 4> shape = flight_shape(call);

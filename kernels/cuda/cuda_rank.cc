@@ -10,6 +10,7 @@
 
 #include "kernels/cuda/cuda_error.h"
 #include "kernels/ops/moe_routing/data_error.h"
+#include "kernels/ring_attention_call.h"
 #include "kernels/wait_report.h"
 #include "transport/endpoint.h"
 
@@ -35,6 +36,20 @@ uint64_t system_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
              std::chrono::system_clock::now().time_since_epoch())
       .count();
+}
+
+template <class Details>
+Details details_of(const DeviceError& error) {
+  Details details;
+  static_assert(sizeof details <= sizeof error.details);
+  std::memcpy(&details, error.details, sizeof details);
+  return details;
+}
+
+std::string describe_data(mk_operator_t op, const DeviceError& error) {
+  if (op == MK_OPERATOR_RING_ATTENTION || op == MK_OPERATOR_RING_ATTENTION_BACKWARD)
+    return describe(details_of<ring_attention::CuSeqlensFault>(error));
+  return moe::describe(details_of<moe::DataError>(error), error.epoch);
 }
 
 }  // namespace
@@ -281,12 +296,9 @@ void CudaRank::report(const DeviceError& error) {
     return;
   }
   if (error.kind == DEVICE_DATA) {
-    moe::DataError details;
-    static_assert(sizeof details <= sizeof error.details);
-    std::memcpy(&details, error.details, sizeof details);
     report.status = MK_ERROR_DATA;
     report.waiter_rank = -1;
-    context_.report(report, format("mk_%s: %s", operator_name(op), describe(details, error.epoch).c_str()));
+    context_.report(report, format("mk_%s: %s", operator_name(op), describe_data(op, error).c_str()));
     return;
   }
   report.status = MK_ERROR_MISMATCH;

@@ -8,6 +8,7 @@
 #include "kernels/cuda/cooperative_launch.h"
 #include "kernels/cuda/ring_attention_tensors.h"
 #include "kernels/ops/ring_attention/cuda_network_kernel.cuh"
+#include "kernels/ops/ring_attention/cuda_packed_kernel.cuh"
 
 namespace mk {
 namespace {
@@ -25,22 +26,16 @@ cudaError_t prepare_table(const CudaTableOf<Params>& table) {
   return cudaSuccess;
 }
 
-// The kernel of the plan, and what the parameters of all kernels have in common; null: there is no such map.
 template <class Params>
-const CudaKernelOf<Params>* fill_params(const CudaTableOf<Params>& table, const RingAttentionCall& call,
-                                        const RingAttentionPlan& plan, const RankComm& comm, Params* params) {
+const CudaKernelOf<Params>& kernel_of(const CudaTableOf<Params>& table, const RingAttentionPlan& plan) {
   int at = 0;
   while (at + 1 < NUM_CUDA_KERNELS && table.entries[at].head_dim != plan.head_dim) ++at;
-  const CudaKernelOf<Params>& kernel = table.entries[at];
-  const int64_t rows = plan.tiles.slices.rows(comm.rank);
-  const void* any = comm.memory[comm.rank] + comm.arena;  // a valid address for tensors without elements
-  params->comm = comm;
-  if (!encode_attention_map(&params->map_q, call, call.q, any, call.heads, rows, kernel.block_m) ||
-      !encode_attention_map(&params->map_k, call, call.k, any, call.kv_heads, rows, kernel.block_n) ||
-      !encode_attention_map(&params->map_v, call, call.v, any, call.kv_heads, rows, kernel.block_n)) {
-    return nullptr;
-  }
-  params->tiles = plan.tiles;
+  return table.entries[at];
+}
+
+// What kernels of packed sequences have, too. `rows`: of this rank.
+template <class Params>
+void fill_common(const RingAttentionCall& call, const RingAttentionPlan& plan, int64_t rows, Params* params) {
   params->num_push_ctas = plan.num_push_ctas;
   params->dim = call.dim;
   params->scale_log2 = std::fabs(call.scale) * 1.44269504088896341f;
@@ -52,6 +47,23 @@ const CudaKernelOf<Params>* fill_params(const CudaTableOf<Params>& table, const 
   params->o_batch_bytes = strides.batch;
   params->lse = call.lse;
   params->lse_rows = rows;
+}
+
+// The kernel of the plan, and what the parameters of all kernels have in common; null: there is no such map.
+template <class Params>
+const CudaKernelOf<Params>* fill_params(const CudaTableOf<Params>& table, const RingAttentionCall& call,
+                                        const RingAttentionPlan& plan, const RankComm& comm, Params* params) {
+  const CudaKernelOf<Params>& kernel = kernel_of(table, plan);
+  const int64_t rows = plan.tiles.slices.rows(comm.rank);
+  const void* any = comm.memory[comm.rank] + comm.arena;  // a valid address for tensors without elements
+  params->comm = comm;
+  if (!encode_attention_map(&params->map_q, call, call.q, any, call.heads, rows, kernel.block_m) ||
+      !encode_attention_map(&params->map_k, call, call.k, any, call.kv_heads, rows, kernel.block_n) ||
+      !encode_attention_map(&params->map_v, call, call.v, any, call.kv_heads, rows, kernel.block_n)) {
+    return nullptr;
+  }
+  params->tiles = plan.tiles;
+  fill_common(call, plan, rows, params);
   return &kernel;
 }
 
@@ -69,6 +81,24 @@ cudaError_t launch_in_node(const RingAttentionCall& call, const RingAttentionPla
   if (kernel == nullptr) return cudaErrorInvalidValue;
   params.panels = plan.panels;
   return launch(*kernel, params, plan.plan.compute_ctas, stream);
+}
+
+cudaError_t launch_packed(const RingAttentionCall& call, const RingAttentionPlan& plan, const RankComm& comm,
+                          cudaStream_t stream) {
+  const PackedTable& table =
+      call.dtype == MK_DTYPE_FP16 ? cuda_packed_kernels_fp16() : cuda_packed_kernels_bf16();
+  const PackedKernel& kernel = kernel_of(table, plan);
+  PackedArguments<PackedParams> arguments{};
+  const int64_t rows = rows_of_maps(call, plan.tiles.slices.rows(comm.rank));
+  fill_packed_arguments(call, plan.packed, comm, kernel.block_m, &arguments);
+  if (!encode_packed_map(&arguments, PACKED_Q, call, call.q, call.heads, rows, kernel.block_m) ||
+      !encode_packed_map(&arguments, PACKED_K, call, call.k, call.kv_heads, rows, kernel.block_n) ||
+      !encode_packed_map(&arguments, PACKED_V, call, call.v, call.kv_heads, rows, kernel.block_n)) {
+    return cudaErrorInvalidValue;
+  }
+  arguments.params.panels = plan.panels;
+  fill_common(call, plan, rows, &arguments.params);
+  return launch(kernel, arguments, plan.plan.compute_ctas, stream);
 }
 
 cudaError_t launch_between_nodes(const RingAttentionCall& call, const RingAttentionPlan& plan,
@@ -90,6 +120,8 @@ cudaError_t ring_attention_prepare(bool between_nodes) {
   cudaError_t error = tensor_map_prepare();
   if (error == cudaSuccess) error = prepare_table(cuda_kernels_bf16());
   if (error == cudaSuccess) error = prepare_table(cuda_kernels_fp16());
+  if (error == cudaSuccess) error = prepare_table(cuda_packed_kernels_bf16());
+  if (error == cudaSuccess) error = prepare_table(cuda_packed_kernels_fp16());
   if (!between_nodes) return error;
   if (error == cudaSuccess) error = prepare_table(cuda_network_kernels_bf16());
   if (error == cudaSuccess) error = prepare_table(cuda_network_kernels_fp16());
@@ -99,6 +131,7 @@ cudaError_t ring_attention_prepare(bool between_nodes) {
 cudaError_t ring_attention_launch(const RingAttentionCall& call, const RingAttentionPlan& plan,
                                   const RankComm& comm, cudaStream_t stream) {
   if (!tensor_map_is_prepared()) return cudaErrorNotReady;
+  if (call.num_sequences > 0) return launch_packed(call, plan, comm, stream);
   return comm.order.num_rail_peers > 0 ? launch_between_nodes(call, plan, comm, stream)
                                        : launch_in_node(call, plan, comm, stream);
 }

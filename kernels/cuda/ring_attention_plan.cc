@@ -5,6 +5,7 @@
 #include <bit>
 
 #include "kernels/operator_names.h"
+#include "kernels/ops/ring_attention/schedule.h"
 #include "kernels/plan.h"
 #include "transport/command.h"
 
@@ -147,8 +148,6 @@ Status unsupported(const RingAttentionCall& call, const std::string& what) {
 }
 
 Status check_cuda_call(const RingAttentionCall& call) {
-  if (call.num_sequences > 0)
-    return unsupported(call, "num_sequences: packed sequences are not built for GPUs yet; use MK_DEVICE_HOST");
   if (call.dim > 128)
     return unsupported(call, format("dim: at most 128 on GPUs, saw %d; use MK_DEVICE_HOST", call.dim));
   if (call.seq > INT32_MAX / 2 || call.batch > INT32_MAX / std::max(1, call.heads)) {
@@ -170,13 +169,31 @@ CudaSlices cuda_slices(const RingAttentionCall& call, int nranks, bool zigzag) {
           nullptr};
 }
 
-KeyPanels key_panels(const RingAttentionCall& call, const CudaSlices& slices, int head_dim, int block_n,
-                     int panel_blocks, int flags_a_panel) {
+PackedSlices packed_slices(const RingAttentionCall& call, int nranks, bool zigzag) {
+  return {static_cast<int>(call.seq),
+          nranks,
+          static_cast<int>(std::max<int64_t>(1, ceil_div(call.seq, nranks))),
+          call.causal != MK_CAUSAL_NONE,
+          zigzag,
+          call.num_sequences,
+          call.cu_seqlens,
+          nullptr};
+}
+
+int packed_rows(const RingAttentionCall& call, int nranks, bool zigzag) {
+  const int64_t rows = zigzag ? most_rows(call.seq, nranks, call.num_sequences) : ceil_div(call.seq, nranks);
+  return static_cast<int>(std::max<int64_t>(1, rows));
+}
+
+namespace {
+
+KeyPanels panels_of_runs(const RingAttentionCall& call, int nranks, int num_runs, int run_rows, int head_dim,
+                         int block_n, int panel_blocks, int flags_a_panel) {
   KeyPanels panels{};
-  panels.nranks = slices.nranks;
+  panels.nranks = nranks;
   panels.num_heads = static_cast<int>(call.batch) * call.kv_heads;
-  panels.num_runs = slices.num_runs();
-  panels.run_blocks = static_cast<int>(ceil_div(slices.slice_rows, block_n));
+  panels.num_runs = num_runs;
+  panels.run_blocks = static_cast<int>(ceil_div(run_rows, block_n));
   panels.image_bytes = block_n * head_dim * 2;
   panels.panel_blocks = panel_blocks;
   panels.run_panels = static_cast<int>(ceil_div(panels.run_blocks, panel_blocks));
@@ -185,6 +202,20 @@ KeyPanels key_panels(const RingAttentionCall& call, const CudaSlices& slices, in
     widen_panels(&panels);
   }
   return panels;
+}
+
+}  // namespace
+
+KeyPanels key_panels(const RingAttentionCall& call, const CudaSlices& slices, int head_dim, int block_n,
+                     int panel_blocks, int flags_a_panel) {
+  return panels_of_runs(call, slices.nranks, slices.num_runs(), slices.slice_rows, head_dim, block_n,
+                        panel_blocks, flags_a_panel);
+}
+
+KeyPanels packed_panels(const RingAttentionCall& call, int nranks, bool zigzag, int head_dim, int block_n,
+                        int panel_blocks, int flags_a_panel) {
+  return panels_of_runs(call, nranks, 1, packed_rows(call, nranks, zigzag), head_dim, block_n, panel_blocks,
+                        flags_a_panel);
 }
 
 Status check_flags(const RingAttentionCall& call, const KeyPanels& panels, int64_t num_flags) {
@@ -224,21 +255,36 @@ using namespace ring_attention;
 Result<RingAttentionPlan> ring_attention_plan(const RingAttentionCall& call, int rank, int nranks, int num_sms,
                                               const TopologyView* nodes) {
   MK_RETURN_IF_ERROR(check_cuda_call(call));
+  const bool is_packed = call.num_sequences > 0, is_zigzag = call.causal == MK_CAUSAL_ZIGZAG;
+  if (is_packed && nodes != nullptr) {
+    return unsupported(call,
+                       "num_sequences: packed sequences are not built for GPUs of several nodes yet; use "
+                       "MK_DEVICE_HOST");
+  }
   const RingAttentionTile& tile = RING_ATTENTION_TILES[call.dim <= 64 ? 0 : 1];
   RingAttentionPlan plan{};
   plan.plan = MK_PLAN_INIT;
   plan.head_dim = tile.head_dim;
-  plan.tiles = {cuda_slices(call, nranks, call.causal == MK_CAUSAL_ZIGZAG),
-                rank,
-                static_cast<int>(call.batch),
-                call.heads,
-                std::max(1, call.kv_heads),
-                tile.block_m};
-  plan.panels = key_panels(call, plan.tiles.slices, tile.head_dim, tile.block_n, 1, 1);
+  // Of packed sequences as if they were one: a plan looks at no pointer.
+  plan.tiles = {cuda_slices(call, nranks, is_zigzag), rank,        static_cast<int>(call.batch), call.heads,
+                std::max(1, call.kv_heads),           tile.block_m};
+  const KeyPanels one = key_panels(call, plan.tiles.slices, tile.head_dim, tile.block_n, 1, 1);
+  plan.panels = is_packed ? packed_panels(call, nranks, is_zigzag, tile.head_dim, tile.block_n, 1, 1) : one;
   MK_RETURN_IF_ERROR(check_flags(call, plan.panels, plan.panels.num_flags()));
-  if (int64_t{call.batch} * call.heads * plan.tiles.tiles_of_head() > INT32_MAX)
-    return unsupported(call, "more than 2^31 tiles of queries: use several calls");
+  const int64_t tiles_of_head =
+      is_packed ? ceil_div(packed_rows(call, nranks, is_zigzag), tile.block_m) : plan.tiles.tiles_of_head();
+  const int64_t num_tiles = int64_t{call.batch} * call.heads * tiles_of_head;
+  if (num_tiles > INT32_MAX) return unsupported(call, "more than 2^31 tiles of queries: use several calls");
+  if (is_packed) {
+    plan.packed.slices = packed_slices(call, nranks, is_zigzag);
+    plan.packed.table_offset = row_table_offset(plan.panels.area_bytes());
+  }
   for (const bool zigzag : {false, true}) {
+    if (is_packed) {
+      const KeyPanels panels = packed_panels(call, nranks, zigzag, tile.head_dim, tile.block_n, 1, 1);
+      const size_t bytes = row_table_offset(panels.area_bytes()) + row_table_bytes(nranks, call.num_sequences);
+      plan.area_bytes = std::max(plan.area_bytes, static_cast<int64_t>(bytes));
+    }
     const CudaSlices slices = cuda_slices(call, nranks, zigzag);
     const KeyPanels panels = key_panels(call, slices, tile.head_dim, tile.block_n, 1, 1);
     const size_t bytes = nodes == nullptr ? panels.area_bytes()
@@ -249,10 +295,10 @@ Result<RingAttentionPlan> ring_attention_plan(const RingAttentionCall& call, int
   if (nodes != nullptr) {
     MK_RETURN_IF_ERROR(plan_network(call, *nodes, tile.block_n, &num_sms, &pushed, &plan));
   } else {
-    pushed = plan.plan.link_bytes = pushed_bytes(plan.panels, plan.tiles.slices, rank, tile.block_n);
+    pushed = plan.plan.link_bytes = pushed_bytes(one, plan.tiles.slices, rank, tile.block_n);
   }
   plan.num_push_ctas = push_ctas(call, plan.panels, pushed, num_sms);
-  const int64_t tiles = std::max(1, plan.tiles.size());
+  const int64_t tiles = std::max<int64_t>(1, num_tiles);
   const int most = call.tuning.compute_ctas > 0 ? std::min(num_sms, call.tuning.compute_ctas) : num_sms;
   // CTAs that push compute afterwards.
   plan.plan.compute_ctas = static_cast<int>(std::min<int64_t>(most, tiles + plan.num_push_ctas));

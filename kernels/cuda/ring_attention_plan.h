@@ -4,10 +4,21 @@
 
 #include "kernels/ops/ring_attention/cuda_blocks.h"
 #include "kernels/ops/ring_attention/network_panels.h"
+#include "kernels/ops/ring_attention/packed_blocks.h"
 #include "kernels/ring_attention_call.h"
 #include "lib/status.h"
 
 namespace mk {
+
+namespace ring_attention {
+
+// Of packed sequences: the slices that the kernel completes, and where it writes the table of rows in a bank.
+struct PackedPlan {
+  PackedSlices slices;
+  size_t table_offset = 0;
+};
+
+}  // namespace ring_attention
 
 struct RingAttentionPlan {
   mk_plan_t plan;
@@ -16,6 +27,7 @@ struct RingAttentionPlan {
   ring_attention::KeyPanels panels;
   int num_push_ctas = 0;
   int64_t area_bytes = 0;  // of a receive bank, for any causal mode
+  ring_attention::PackedPlan packed;
   // Between nodes.
   ring_attention::NetworkPanels network;
   ring_attention::NodeRanks nodes;
@@ -42,10 +54,17 @@ Status unsupported(const RingAttentionCall& call, const std::string& what);
 // Is it built for GPUs?
 Status check_cuda_call(const RingAttentionCall& call);
 CudaSlices cuda_slices(const RingAttentionCall& call, int nranks, bool zigzag);
+// Without what cu_seqlens say.
+PackedSlices packed_slices(const RingAttentionCall& call, int nranks, bool zigzag);
+// Rows that a rank may have of packed sequences.
+int packed_rows(const RingAttentionCall& call, int nranks, bool zigzag);
 // Panels of `panel_blocks` blocks of keys, or 2, 4 ... times as many where there would be more flags than a
 // bank has, with flags_a_panel for each.
 KeyPanels key_panels(const RingAttentionCall& call, const CudaSlices& slices, int head_dim, int block_n,
                      int panel_blocks, int flags_a_panel);
+// The same of packed sequences.
+KeyPanels packed_panels(const RingAttentionCall& call, int nranks, bool zigzag, int head_dim, int block_n,
+                        int panel_blocks, int flags_a_panel);
 // Are there flags for all of them?
 Status check_flags(const RingAttentionCall& call, const KeyPanels& panels, int64_t num_flags);
 // Bytes of keys and values that a rank pushes.

@@ -11,11 +11,19 @@
 
 namespace mk::ptx {
 
-// PTX ISA: tensormap.replace, `.global_dim`: the number of rows of a two-dimensional map in shared memory.
+// PTX ISA: tensormap.replace, `.global_dim`: the number of rows of a map in shared memory.
 __device__ __forceinline__ void tensormap_replace_global_dim_1(CUtensorMap* smem_map, uint32_t value) {
   asm volatile(
       "tensormap.replace.tile.global_dim.shared::cta.b1024.b32 [%0], 1, %1;" ::"r"(smem_address(smem_map)),
       "r"(value)
+      : "memory");
+}
+
+// PTX ISA: tensormap.replace, `.global_stride`: how far the matrices of the third dimension lie apart.
+__device__ __forceinline__ void tensormap_replace_global_stride_1(CUtensorMap* smem_map, uint64_t num_bytes) {
+  asm volatile(
+      "tensormap.replace.tile.global_stride.shared::cta.b1024.b64 [%0], 1, %1;" ::"r"(smem_address(smem_map)),
+      "l"(num_bytes)
       : "memory");
 }
 

@@ -12,6 +12,7 @@ namespace mk::ring_attention {
 
 template <class Panels>
 struct CudaParamsOf {
+  using Unit = PanelUnit;
   RankComm comm;
   // This rank's rows, [batch][head][row][dim] whatever the order in memory.
   CUtensorMap map_q;

@@ -36,8 +36,9 @@ constexpr int KEY_PUSH_BYTES = NUM_KEY_PUSH_WARPS* NUM_KEY_PUSH_STAGES* Config::
 __device__ __forceinline__ int wrap(int rank, int nranks) { return rank < nranks ? rank : rank - nranks; }
 
 // Columns of 64 of a block's keys or values.
+template <class Unit>
 struct Piece {
-  PanelUnit unit;
+  Unit unit;
   int block;   // of its run
   bool value;  // and not key
   int column_block;
@@ -50,8 +51,10 @@ class PieceWalk {
   __device__ PieceWalk(const Params& params, int first, int stride)
       : params_(params), next_unit_(first), stride_(stride) {}
 
+  using Unit = typename Params::Unit;
+
   // `ends_unit`: no other piece of the unit follows.
-  __device__ __forceinline__ bool next(Piece* piece, bool* ends_unit) {
+  __device__ __forceinline__ bool next(Piece<Unit>* piece, bool* ends_unit) {
     constexpr int PER_BLOCK = 2 * Config::NUM_COLUMN_BLOCKS;
     while (at_ == unit_.num_blocks * PER_BLOCK) {
       if (next_unit_ >= params_.panels.num_units()) return false;
@@ -70,7 +73,7 @@ class PieceWalk {
   const Params& params_;
   int next_unit_;
   const int stride_;
-  PanelUnit unit_{};
+  Unit unit_{};
   int at_ = 0;
 };
 
@@ -117,6 +120,12 @@ __device__ __forceinline__ int slot_at_receiver(const Params&, int step) {
   return step;
 }
 
+// This rank's keys or values.
+template <class Params>
+__device__ __forceinline__ const CUtensorMap* key_map(const Params& params, bool value) {
+  return value ? &params.map_v : &params.map_k;
+}
+
 // The number under which arrivals of a unit of this rank are counted.
 template <class Params>
 __device__ __forceinline__ int count_of_unit(const Params&, int unit) {
@@ -124,20 +133,20 @@ __device__ __forceinline__ int count_of_unit(const Params&, int unit) {
 }
 
 template <class Config, class Params>
-__device__ __forceinline__ void load_piece(const Params& params, const Piece& piece, uint8_t* buffer,
-                                           uint64_t* full) {
-  const CudaSlices& slices = params.tiles.slices;
+__device__ __forceinline__ void load_piece(const Params& params, const Piece<typename Params::Unit>& piece,
+                                           uint8_t* buffer, uint64_t* full) {
+  const auto& slices = params.tiles.slices;
   const int row = slices.first_row(params.comm.rank, piece.unit.run) + piece.block * Config::BLOCK_N;
   const int batch = piece.unit.head / params.tiles.kv_heads;
   ptx::mbarrier_arrive_expect_tx(full, Config::KEY_COLUMN_BYTES);
-  ptx::cp_async_bulk_tensor_4d_shared_global(buffer, piece.value ? &params.map_v : &params.map_k, full,
+  ptx::cp_async_bulk_tensor_4d_shared_global(buffer, key_map(params, piece.value), full,
                                              piece.column_block * 64, row,
                                              piece.unit.head - batch * params.tiles.kv_heads, batch);
 }
 
 template <class Config, class Params>
-__device__ __forceinline__ void store_piece(const RankLaunch& launch, const Params& params, const Piece& piece,
-                                            const uint8_t* buffer) {
+__device__ __forceinline__ void store_piece(const RankLaunch& launch, const Params& params,
+                                            const Piece<typename Params::Unit>& piece, const uint8_t* buffer) {
   const size_t within = (piece.value ? Config::KEY_BYTES : 0) + piece.column_block * Config::KEY_COLUMN_BYTES;
 #pragma unroll 1
   for (int step = first_receiver(params); step < end_of_receivers(params); ++step) {
@@ -165,7 +174,7 @@ __device__ __forceinline__ void push_keys(const RankLaunch& launch, const Params
   const auto note_of = [&](const PanelUnit& unit) {
     return static_cast<uint64_t>(unit.head) << 32 | static_cast<uint32_t>(unit.run) << 31 | unit.panel;
   };
-  Piece piece, following;
+  Piece<typename Params::Unit> piece, following;
   bool ends = false, following_ends = false;
   bool has_piece = walk.next(&piece, &ends);
   if (has_piece && leads) load_piece<Config>(params, piece, buffers, &full[0]);
@@ -221,7 +230,7 @@ __device__ __forceinline__ void signal_keys(const RankLaunch& launch, const Para
         return &params.comm.state->counts[count_of_unit(params, unit_of(note))];
       },
       [&](uint64_t note) {
-        const PanelUnit unit =
+        const auto unit =
             panel_unit(panels, params.tiles.slices, params.comm.rank, Config::BLOCK_N, unit_of(note));
         for (int step = first_receiver(params); step < end_of_receivers(params); ++step) {
           const int peer = receiver_at(params, step);
