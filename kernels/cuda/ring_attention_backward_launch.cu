@@ -6,6 +6,8 @@
 #include "kernels/cuda/cooperative_launch.h"
 #include "kernels/cuda/ring_attention_tensors.h"
 #include "kernels/ops/ring_attention_backward/cuda_kernel.cuh"
+#include "kernels/ops/ring_attention_backward/cuda_packed_kernel.cuh"
+#include "kernels/ops/ring_attention_backward/cuda_packed_row_sums.cuh"
 #include "kernels/ops/ring_attention_backward/cuda_row_sums.cuh"
 
 namespace mk {
@@ -13,8 +15,9 @@ namespace {
 
 using namespace ring_attention_backward;
 
-cudaError_t prepare_table(const CudaTable& table) {
-  for (const CudaKernel& kernel : table.entries) {
+template <class Table>
+cudaError_t prepare_table(const Table& table) {
+  for (const auto& kernel : table.entries) {
     const cudaError_t error =
         cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel.kernel),
                              cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.smem_bytes);
@@ -27,7 +30,10 @@ cudaError_t prepare_table(const CudaTable& table) {
 template <class Element>
 cudaError_t prepare_row_sums() {
   cudaFuncAttributes attributes;
-  return cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(row_sums_kernel<Element>));
+  const cudaError_t error =
+      cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(row_sums_kernel<Element>));
+  if (error != cudaSuccess) return error;
+  return cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(packed_row_sums_kernel<Element>));
 }
 
 HeadRows head_rows(const RingAttentionCall& call, const void* data, int heads, int64_t rows) {
@@ -35,9 +41,9 @@ HeadRows head_rows(const RingAttentionCall& call, const void* data, int heads, i
   return {static_cast<std::byte*>(const_cast<void*>(data)), strides.row, strides.head, strides.batch};
 }
 
+// `rows`: of this rank, as maps have them.
 cudaError_t launch_row_sums(const RingAttentionCall& call, const RingAttentionBackwardPlan& plan,
-                            const RankComm& comm, cudaStream_t stream) {
-  const int64_t rows = plan.tiles.slices.rows(comm.rank);
+                            const RankComm& comm, int64_t rows, cudaStream_t stream) {
   const int64_t num_blocks =
       int64_t{plan.panels.num_query_heads} * plan.panels.num_runs * plan.panels.run_blocks;
   if (rows == 0 || num_blocks == 0) return cudaSuccess;
@@ -57,8 +63,42 @@ cudaError_t launch_row_sums(const RingAttentionCall& call, const RingAttentionBa
   config.gridDim = dim3(static_cast<unsigned>(ceil_div(num_blocks, ROW_SUM_WARPS)));
   config.blockDim = dim3(32 * ROW_SUM_WARPS);
   config.stream = stream;
+  const bool is_fp16 = call.dtype == MK_DTYPE_FP16;
+  if (call.num_sequences == 0)
+    return cudaLaunchKernelEx(&config, is_fp16 ? row_sums_kernel<__half> : row_sums_kernel<__nv_bfloat16>,
+                              params);
+  const PackedRowSumParams packed = {params, plan.packed.slices, call.layout == MK_ATTENTION_BHSD};
   return cudaLaunchKernelEx(
-      &config, call.dtype == MK_DTYPE_FP16 ? row_sums_kernel<__half> : row_sums_kernel<__nv_bfloat16>, params);
+      &config, is_fp16 ? packed_row_sums_kernel<__half> : packed_row_sums_kernel<__nv_bfloat16>, packed);
+}
+
+cudaError_t launch_packed(const RingAttentionCall& call, const RingAttentionBackwardPlan& plan,
+                          const RankComm& comm, cudaStream_t stream) {
+  const PackedTable& table =
+      call.dtype == MK_DTYPE_FP16 ? cuda_packed_kernels_fp16() : cuda_packed_kernels_bf16();
+  const PackedKernel& kernel = table.entries[plan.panels.head_dim == 64 ? 0 : 1];
+  PackedArguments arguments{};
+  fill_packed_arguments(call, plan.packed, comm, TILE_ROWS, &arguments);
+  const int64_t rows = rows_of_maps(call, plan.tiles.slices.rows(comm.rank));
+  const auto encode = [&](int which, const void* data, int heads) {
+    return encode_packed_map(&arguments, which, call, data, heads, rows, BLOCK_ROWS);
+  };
+  if (!encode(ring_attention::PACKED_Q, call.q, call.heads) || !encode(PACKED_D_O, call.d_o, call.heads) ||
+      !encode(ring_attention::PACKED_K, call.k, call.kv_heads) ||
+      !encode(ring_attention::PACKED_V, call.v, call.kv_heads)) {
+    return cudaErrorInvalidValue;
+  }
+  PackedParams& params = arguments.params;
+  params.panels = plan.panels;
+  params.num_push_ctas = plan.num_push_ctas;
+  params.scale = call.scale;
+  params.dq = head_rows(call, call.dq, call.heads, rows);
+  params.dk = head_rows(call, call.dk, call.kv_heads, rows);
+  params.dv = head_rows(call, call.dv, call.kv_heads, rows);
+  const cudaError_t error = launch_row_sums(call, plan, comm, rows, stream);
+  if (error != cudaSuccess) return error;
+  return launch_cooperatively(kernel.kernel, arguments, plan.plan.compute_ctas, kernel.num_threads,
+                              kernel.smem_bytes, stream);
 }
 
 }  // namespace
@@ -67,6 +107,8 @@ cudaError_t ring_attention_backward_prepare() {
   cudaError_t error = tensor_map_prepare();
   if (error == cudaSuccess) error = prepare_table(cuda_kernels_bf16());
   if (error == cudaSuccess) error = prepare_table(cuda_kernels_fp16());
+  if (error == cudaSuccess) error = prepare_table(cuda_packed_kernels_bf16());
+  if (error == cudaSuccess) error = prepare_table(cuda_packed_kernels_fp16());
   if (error == cudaSuccess) error = prepare_row_sums<__nv_bfloat16>();
   if (error == cudaSuccess) error = prepare_row_sums<__half>();
   return error;
@@ -75,6 +117,7 @@ cudaError_t ring_attention_backward_prepare() {
 cudaError_t ring_attention_backward_launch(const RingAttentionCall& call, const RingAttentionBackwardPlan& plan,
                                            const RankComm& comm, cudaStream_t stream) {
   if (!tensor_map_is_prepared()) return cudaErrorNotReady;
+  if (call.num_sequences > 0) return launch_packed(call, plan, comm, stream);
   const CudaTable& table = call.dtype == MK_DTYPE_FP16 ? cuda_kernels_fp16() : cuda_kernels_bf16();
   const CudaKernel& kernel = table.entries[plan.panels.head_dim == 64 ? 0 : 1];
   const int64_t rows = plan.tiles.slices.rows(comm.rank);
@@ -98,7 +141,7 @@ cudaError_t ring_attention_backward_launch(const RingAttentionCall& call, const 
   params.dq = head_rows(call, call.dq, call.heads, rows);
   params.dk = head_rows(call, call.dk, call.kv_heads, rows);
   params.dv = head_rows(call, call.dv, call.kv_heads, rows);
-  const cudaError_t error = launch_row_sums(call, plan, comm, stream);
+  const cudaError_t error = launch_row_sums(call, plan, comm, rows, stream);
   if (error != cudaSuccess) return error;
   return launch_cooperatively(kernel.kernel, params, plan.plan.compute_ctas, kernel.num_threads,
                               kernel.smem_bytes, stream);

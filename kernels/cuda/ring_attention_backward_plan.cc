@@ -21,6 +21,18 @@ GradientPanels make_panels(const RingAttentionCall& call, const CudaSlices& slic
           static_cast<int>(call.batch) * call.heads, head_dim};
 }
 
+GradientPanels make_packed_panels(const RingAttentionCall& call, int nranks, bool zigzag) {
+  const int head_dim = call.dim <= 64 ? 64 : 128;
+  return {packed_panels(call, nranks, zigzag, head_dim, BLOCK_ROWS, TILE_BLOCKS, FLAGS_A_PANEL),
+          static_cast<int>(call.batch) * call.heads, head_dim};
+}
+
+// Tiles of queries and keys that a rank may have of packed sequences.
+int64_t most_packed_tiles(const RingAttentionCall& call, int nranks, bool zigzag) {
+  const int64_t of_head = tiles_of(packed_rows(call, nranks, zigzag));
+  return of_head * (call.heads + int64_t{nranks} * call.kv_heads);
+}
+
 }  // namespace
 
 Result<RingAttentionBackwardPlan> ring_attention_backward_plan(const RingAttentionCall& call, int rank,
@@ -28,20 +40,32 @@ Result<RingAttentionBackwardPlan> ring_attention_backward_plan(const RingAttenti
   MK_RETURN_IF_ERROR(check_cuda_call(call));
   RingAttentionBackwardPlan plan{};
   plan.plan = MK_PLAN_INIT;
-  const CudaSlices slices = cuda_slices(call, nranks, call.causal == MK_CAUSAL_ZIGZAG);
-  plan.panels = make_panels(call, slices);
+  const bool is_packed = call.num_sequences > 0, is_zigzag = call.causal == MK_CAUSAL_ZIGZAG;
+  // Of packed sequences as if they were one: a plan looks at no pointer.
+  const CudaSlices slices = cuda_slices(call, nranks, is_zigzag);
+  const GradientPanels one = make_panels(call, slices);
+  plan.panels = is_packed ? make_packed_panels(call, nranks, is_zigzag) : one;
   plan.tiles = {slices, rank, static_cast<int>(call.batch), call.heads, std::max(1, call.kv_heads), TILE_ROWS};
   plan.key_tiles = {slices, rank, plan.panels.num_heads};
   MK_RETURN_IF_ERROR(check_flags(call, plan.panels, plan.panels.num_flags()));
   const int64_t num_tiles =
-      int64_t{call.batch} * call.heads * plan.tiles.tiles_of_head() + plan.key_tiles.size();
+      is_packed ? most_packed_tiles(call, nranks, is_zigzag)
+                : int64_t{call.batch} * call.heads * plan.tiles.tiles_of_head() + plan.key_tiles.size();
   if (num_tiles > INT32_MAX) return unsupported(call, "more than 2^31 tiles: use several calls");
   plan.num_key_tiles = static_cast<int>(plan.key_tiles.size());
-  for (const bool zigzag : {false, true}) {
-    const GradientPanels panels = make_panels(call, cuda_slices(call, nranks, zigzag));
-    plan.area_bytes = std::max(plan.area_bytes, static_cast<int64_t>(panels.area_bytes()));
+  if (is_packed) {
+    plan.packed.slices = packed_slices(call, nranks, is_zigzag);
+    plan.packed.table_offset = row_table_offset(plan.panels.area_bytes());
   }
-  const int64_t pushed = pushed_bytes(plan.panels, slices, rank, BLOCK_ROWS);
+  for (const bool zigzag : {false, true}) {
+    size_t bytes = make_panels(call, cuda_slices(call, nranks, zigzag)).area_bytes();
+    if (is_packed) {
+      const size_t images = make_packed_panels(call, nranks, zigzag).area_bytes();
+      bytes = std::max(bytes, row_table_offset(images) + row_table_bytes(nranks, call.num_sequences));
+    }
+    plan.area_bytes = std::max(plan.area_bytes, static_cast<int64_t>(bytes));
+  }
+  const int64_t pushed = pushed_bytes(one, slices, rank, BLOCK_ROWS);
   plan.plan.link_bytes = pushed;
   for (int step = 1; step < nranks; ++step) {
     plan.plan.link_bytes +=

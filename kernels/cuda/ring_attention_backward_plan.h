@@ -16,6 +16,7 @@ struct RingAttentionBackwardPlan {
   int num_key_tiles = 0;
   int num_push_ctas = 0;
   int64_t area_bytes = 0;  // of a receive bank, for any causal mode
+  ring_attention::PackedPlan packed;
 };
 
 // MK_ERROR_UNSUPPORTED says in words what is not built.

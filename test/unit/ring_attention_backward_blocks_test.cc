@@ -250,7 +250,7 @@ TEST_CASE("gradients that are not built for GPUs are refused in words") {
   call.dim = 64;
   CHECK(sentence(call, 2) == "");
   call.num_sequences = 2;
-  CHECK(sentence(call, 2).find("packed sequences are not built for GPUs yet") != std::string::npos);
+  CHECK(sentence(call, 2) == "");
   call.num_sequences = 0;
   call.batch = kFlagsPerBank / 2;  // two flags a head of another rank
   CHECK(sentence(call, 2) == "");

@@ -36,6 +36,7 @@ struct RowSumParams {
 };
 
 struct CudaParams {
+  using Unit = ring_attention::PanelUnit;
   RankComm comm;
   CUtensorMap map_q;
   CUtensorMap map_d_o;

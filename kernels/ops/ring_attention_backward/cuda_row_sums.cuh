@@ -25,27 +25,14 @@ __device__ __forceinline__ float dot8(const uint4& a, const uint4& b) {
   return sum;
 }
 
-// A warp a block of rows, 16 lanes a row.
+// By a warp, 16 lanes a row: the sums of a block of rows, of which there are `num_rows`: perhaps none, or too
+// many.
 template <class Element>
-__global__ void __launch_bounds__(32 * ROW_SUM_WARPS)
-    row_sums_kernel(const __grid_constant__ RowSumParams params) {
+__device__ __forceinline__ void sum_block(const HeadRows& o, const HeadRows& d_o, int dim, int batch, int head,
+                                          int first_row, int num_rows, const float* lse, float* sums) {
   constexpr int LANES = 16, ROWS = 4;  // rows at a time of a half warp: their loads are in flight together
-  const GradientPanels& panels = params.panels;
-  const int64_t index = int64_t{blockIdx.x} * ROW_SUM_WARPS + threadIdx.x / 32;
-  const int64_t of_head = int64_t{panels.num_runs} * panels.run_blocks;
-  if (index >= of_head * panels.num_query_heads) return;
-  const int query_head = static_cast<int>(index / of_head);
-  const int run = static_cast<int>((index - query_head * of_head) / panels.run_blocks);
-  const int block = static_cast<int>(index - query_head * of_head) - run * panels.run_blocks;
-  const int batch = query_head / params.heads, head = query_head - batch * params.heads;
-  const int num_rows = params.slices.count(params.rank, run) - block * BLOCK_ROWS;  // perhaps none, or too many
-  const int first_row = params.slices.first_row(params.rank, run) + block * BLOCK_ROWS;
-  const int bank = bank_of(ptx::ld_relaxed_sys(&params.state->epoch) + 1);
-  auto* const sums =
-      reinterpret_cast<float*>(params.area + bank * params.bank_bytes + panels.rows(query_head, run, block));
-  const float* const lse = params.lse + int64_t{query_head} * params.slices.rows(params.rank) + first_row;
   const int lane = threadIdx.x % LANES, half = threadIdx.x % 32 / LANES;
-  const bool has_columns = lane * 8 < params.dim;
+  const bool has_columns = lane * 8 < dim;
 #pragma unroll 1
   for (int first = half * ROWS; first < BLOCK_ROWS; first += 2 * ROWS) {
     uint4 outputs[ROWS], d_outputs[ROWS];
@@ -54,8 +41,8 @@ __global__ void __launch_bounds__(32 * ROW_SUM_WARPS)
       outputs[i] = d_outputs[i] = make_uint4(0, 0, 0, 0);
       if (has_columns && first + i < num_rows) {
         const int64_t row = first_row + first + i;
-        outputs[i] = *reinterpret_cast<const uint4*>(params.o.at(batch, head, row) + lane * 16);
-        d_outputs[i] = *reinterpret_cast<const uint4*>(params.d_o.at(batch, head, row) + lane * 16);
+        outputs[i] = *reinterpret_cast<const uint4*>(o.at(batch, head, row) + lane * 16);
+        d_outputs[i] = *reinterpret_cast<const uint4*>(d_o.at(batch, head, row) + lane * 16);
       }
     }
 #pragma unroll
@@ -71,6 +58,27 @@ __global__ void __launch_bounds__(32 * ROW_SUM_WARPS)
       }
     }
   }
+}
+
+// A warp a block of rows.
+template <class Element>
+__global__ void __launch_bounds__(32 * ROW_SUM_WARPS)
+    row_sums_kernel(const __grid_constant__ RowSumParams params) {
+  const GradientPanels& panels = params.panels;
+  const int64_t index = int64_t{blockIdx.x} * ROW_SUM_WARPS + threadIdx.x / 32;
+  const int64_t of_head = int64_t{panels.num_runs} * panels.run_blocks;
+  if (index >= of_head * panels.num_query_heads) return;
+  const int query_head = static_cast<int>(index / of_head);
+  const int run = static_cast<int>((index - query_head * of_head) / panels.run_blocks);
+  const int block = static_cast<int>(index - query_head * of_head) - run * panels.run_blocks;
+  const int batch = query_head / params.heads, head = query_head - batch * params.heads;
+  const int num_rows = params.slices.count(params.rank, run) - block * BLOCK_ROWS;  // perhaps none, or too many
+  const int first_row = params.slices.first_row(params.rank, run) + block * BLOCK_ROWS;
+  const int bank = bank_of(ptx::ld_relaxed_sys(&params.state->epoch) + 1);
+  auto* const sums =
+      reinterpret_cast<float*>(params.area + bank * params.bank_bytes + panels.rows(query_head, run, block));
+  const float* const lse = params.lse + int64_t{query_head} * params.slices.rows(params.rank) + first_row;
+  sum_block<Element>(params.o, params.d_o, params.dim, batch, head, first_row, num_rows, lse, sums);
 }
 
 }  // namespace mk::ring_attention_backward

@@ -1,0 +1,8 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/ops/ring_attention_backward/cuda_packed_kernel.cuh"
+
+namespace mk::ring_attention_backward {
+
+const PackedTable& cuda_packed_kernels_bf16() { return cuda_packed_kernel_table<__nv_bfloat16>(); }
+
+}  // namespace mk::ring_attention_backward
