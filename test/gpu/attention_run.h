@@ -24,6 +24,7 @@ class DeviceTensors {
       : queries_(attention.batch * rows * attention.heads * attention.dim * 2),
         keys_(attention.batch * rows * attention.kv_heads * attention.dim * 2),
         rows_lse_(attention.batch * rows * attention.heads * 4),
+        bounds_(static_cast<int64_t>(attention.cu_seqlens.size()) * 4),
         stream_(stream) {}
 
   // Brings the host's inputs and poisoned outputs over, and puts itself in their place.
@@ -32,6 +33,7 @@ class DeviceTensors {
     input(args.q, queries_), input(args.k, keys_), input(args.v, keys_);
     output(args.o, queries_, kGuard * 2);
     output(args.lse, rows_lse_, kGuard * 4);
+    if (bounds_ > 0) input(args.cu_seqlens, bounds_);
     require_cuda(cudaStreamSynchronize(stream_), "upload");
   }
   void replace(mk_ring_attention_backward_args_t& args) {
@@ -40,6 +42,7 @@ class DeviceTensors {
     input(args.o, queries_), input(args.lse, rows_lse_), input(args.d_o, queries_);
     output(args.dq, queries_, kGuard * 2);
     output(args.dk, keys_, kGuard * 2), output(args.dv, keys_, kGuard * 2);
+    if (bounds_ > 0) input(args.cu_seqlens, bounds_);
     require_cuda(cudaStreamSynchronize(stream_), "upload");
   }
   // After the launch: what is there, to the host's tensors, inputs among them.
@@ -77,7 +80,7 @@ class DeviceTensors {
     if (bytes > 0)
       require_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_), "cudaMemcpyAsync");
   }
-  const int64_t queries_, keys_, rows_lse_;  // bytes
+  const int64_t queries_, keys_, rows_lse_, bounds_;  // bytes
   cudaStream_t stream_;
   std::deque<Tensor> tensors_;
   size_t used_ = 0;
@@ -155,9 +158,7 @@ void run_case(Seat& seat, const AttentionProblem& problem, bool stale) {
   Direction::verify(launch);
 }
 
-inline bool runs_on_gpu(const AttentionCase& attention) {
-  return attention.cu_seqlens.empty() && attention.dim <= 128;
-}
+inline bool runs_on_gpu(const AttentionCase& attention) { return attention.dim <= 128; }
 
 template <class Direction>
 void run_same_bits(Seat& seat, Tally& tally, Watchdog& watchdog, int rank, const AttentionProblem& problem,
@@ -210,6 +211,25 @@ void run_replays(Seat& seat, Tally& tally, Watchdog& watchdog, int rank,
   }
   cudaGraphExecDestroy(executable);
   cudaGraphDestroy(graph);
+}
+
+// A launch that must fail with `status` and say so, and write nothing.
+template <class Direction>
+void run_bad_bounds(Seat& seat, Tally& tally, Watchdog& watchdog, int rank, const AttentionProblem& problem,
+                    const std::vector<int32_t>& bounds, mk_status_t status, const std::string& says) {
+  watchdog.stage(rank, std::string("wrong cu_seqlens: ") + Direction::NAME, 60, seat.comm);
+  AttentionLaunch launch(seat.session, problem);
+  launch.cu_seqlens = bounds;
+  DeviceTensors tensors(problem.attention, rows_of(problem, seat), seat.stream);
+  const mk_status_t enqueued = Direction::call(seat, arguments_on<Direction>(launch, tensors));
+  const mk_status_t seen = mk_comm_synchronize(seat.comm, seat.stream);
+  const std::string sentence = mk_get_last_error(seat.comm);
+  tally.check(enqueued == MK_SUCCESS && seen == status && sentence.find(says) != std::string::npos,
+              text("%s: expected %s, %s; saw %s, %s", Direction::NAME, mk_status_string(status), says.c_str(),
+                   mk_status_string(seen), sentence.c_str()));
+  tensors.download();
+  if (status == MK_ERROR_DATA)
+    tally.check(launch.outputs_untouched(), text("%s: wrong cu_seqlens, and an output", Direction::NAME));
 }
 
 }  // namespace operators
