@@ -54,15 +54,13 @@ Result<RingAttentionBackwardPlan> ring_attention_backward_plan(const RingAttenti
   if (num_tiles > INT32_MAX) return unsupported(call, "more than 2^31 tiles: use several calls");
   plan.num_key_tiles = static_cast<int>(plan.key_tiles.size());
   if (is_packed) {
-    plan.packed.slices = packed_slices(call, nranks, is_zigzag);
-    plan.packed.table_offset = row_table_offset(plan.panels.area_bytes());
+    const Result<PackedPlan> packed = plan_packed(call, nranks, is_zigzag, num_sms);
+    if (!packed.ok()) return packed.status();
+    plan.packed = packed.value();
   }
   for (const bool zigzag : {false, true}) {
     size_t bytes = make_panels(call, cuda_slices(call, nranks, zigzag)).area_bytes();
-    if (is_packed) {
-      const size_t images = make_packed_panels(call, nranks, zigzag).area_bytes();
-      bytes = std::max(bytes, row_table_offset(images) + row_table_bytes(nranks, call.num_sequences));
-    }
+    if (is_packed) bytes = std::max(bytes, make_packed_panels(call, nranks, zigzag).area_bytes());
     plan.area_bytes = std::max(plan.area_bytes, static_cast<int64_t>(bytes));
   }
   const int64_t pushed = pushed_bytes(one, slices, rank, BLOCK_ROWS);

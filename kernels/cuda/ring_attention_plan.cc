@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "kernels/device/rank_comm.h"
 #include "kernels/operator_names.h"
 #include "kernels/ops/ring_attention/schedule.h"
 #include "kernels/plan.h"
@@ -212,6 +213,16 @@ KeyPanels key_panels(const RingAttentionCall& call, const CudaSlices& slices, in
                         panel_blocks, flags_a_panel);
 }
 
+Result<PackedPlan> plan_packed(const RingAttentionCall& call, int nranks, bool zigzag, int num_sms) {
+  const PackedPlan plan = {packed_slices(call, nranks, zigzag), row_table_offset(num_sms)};
+  const size_t room = num_sms * STAGING_BYTES;
+  if (plan.table_offset + row_table_bytes(nranks, call.num_sequences) <= room) return plan;
+  return unsupported(
+      call, format("num_sequences: at most %lld with %d ranks and %d CTAs, saw %d",
+                   static_cast<long long>((room - plan.table_offset) / row_table_bytes(nranks, 0)) - 1, nranks,
+                   num_sms, call.num_sequences));
+}
+
 KeyPanels packed_panels(const RingAttentionCall& call, int nranks, bool zigzag, int head_dim, int block_n,
                         int panel_blocks, int flags_a_panel) {
   return panels_of_runs(call, nranks, 1, packed_rows(call, nranks, zigzag), head_dim, block_n, panel_blocks,
@@ -276,14 +287,14 @@ Result<RingAttentionPlan> ring_attention_plan(const RingAttentionCall& call, int
   const int64_t num_tiles = int64_t{call.batch} * call.heads * tiles_of_head;
   if (num_tiles > INT32_MAX) return unsupported(call, "more than 2^31 tiles of queries: use several calls");
   if (is_packed) {
-    plan.packed.slices = packed_slices(call, nranks, is_zigzag);
-    plan.packed.table_offset = row_table_offset(plan.panels.area_bytes());
+    const Result<PackedPlan> packed = plan_packed(call, nranks, is_zigzag, num_sms);
+    if (!packed.ok()) return packed.status();
+    plan.packed = packed.value();
   }
   for (const bool zigzag : {false, true}) {
     if (is_packed) {
       const KeyPanels panels = packed_panels(call, nranks, zigzag, tile.head_dim, tile.block_n, 1, 1);
-      const size_t bytes = row_table_offset(panels.area_bytes()) + row_table_bytes(nranks, call.num_sequences);
-      plan.area_bytes = std::max(plan.area_bytes, static_cast<int64_t>(bytes));
+      plan.area_bytes = std::max(plan.area_bytes, static_cast<int64_t>(panels.area_bytes()));
     }
     const CudaSlices slices = cuda_slices(call, nranks, zigzag);
     const KeyPanels panels = key_panels(call, slices, tile.head_dim, tile.block_n, 1, 1);

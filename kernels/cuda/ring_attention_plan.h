@@ -12,10 +12,10 @@ namespace mk {
 
 namespace ring_attention {
 
-// Of packed sequences: the slices that the kernel completes, and where it writes the table of rows in a bank.
+// Of packed sequences: the slices that the kernel completes, and where it writes the table of rows.
 struct PackedPlan {
   PackedSlices slices;
-  size_t table_offset = 0;
+  size_t table_offset = 0;  // in the staging memory
 };
 
 }  // namespace ring_attention
@@ -62,7 +62,9 @@ int packed_rows(const RingAttentionCall& call, int nranks, bool zigzag);
 // bank has, with flags_a_panel for each.
 KeyPanels key_panels(const RingAttentionCall& call, const CudaSlices& slices, int head_dim, int block_n,
                      int panel_blocks, int flags_a_panel);
-// The same of packed sequences.
+// Fails where there is no room for the table.
+Result<PackedPlan> plan_packed(const RingAttentionCall& call, int nranks, bool zigzag, int num_sms);
+// As key_panels().
 KeyPanels packed_panels(const RingAttentionCall& call, int nranks, bool zigzag, int head_dim, int block_n,
                         int panel_blocks, int flags_a_panel);
 // Are there flags for all of them?

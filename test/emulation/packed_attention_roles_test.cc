@@ -79,7 +79,7 @@ class PackedRank {
     params.num_push_ctas = kCtas;
     params.dim = kDim;
     params.panels = packed_panels(call_, rank_.nranks, zigzag, kDim, Config::BLOCK_N, 1, 1);
-    arguments_.table_offset = row_table_offset(params.panels.area_bytes());
+    arguments_.table_offset = row_table_offset(kCtas);
     arguments_.is_empty = seq == 0;
     arguments_.rows_are_known = !zigzag;
     arguments_.heads_first = shape.heads_first;
@@ -119,7 +119,7 @@ class PackedRank {
       Smem& smem = *reinterpret_cast<Smem*>((address + 127) / 128 * 128);
       const RankLaunch launch(arguments_.params.comm);
       launch.begin_cta();
-      const bool goes_on = begin_packed(launch, arguments_, smem.packed,
+      const bool goes_on = begin_packed(arguments_, smem.packed,
                                         [&](PackedParams& params, int rows) { params.lse_rows = rows; });
       const auto warp = static_cast<int>(threadIdx.x / 32), cta = static_cast<int>(blockIdx.x);
       if (goes_on) {
@@ -167,7 +167,8 @@ class PackedRank {
     for (const int rows : num_rows_) {
       if (rows != slices_.rows(rank_.rank)) return "a wrong number of rows; ";
     }
-    if (std::memcmp(gpu_.area(epoch, arguments_.table_offset), row_begins_.data(), row_begins_.size() * 4) != 0)
+    if (std::memcmp(arguments_.params.comm.staging + arguments_.table_offset, row_begins_.data(),
+                    row_begins_.size() * 4) != 0)
       return "a wrong table; ";
     for (int flag = 0; flag < arguments_.params.panels.num_flags(); ++flag) {
       if (*word(flag, epoch) == epoch && needed_.count(flag) == 0)

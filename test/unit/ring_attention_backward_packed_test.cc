@@ -162,11 +162,6 @@ TEST_CASE("an arena for maxima of gradients of packed sequences holds every call
       REQUIRE(plan.ok());
       REQUIRE(plan->area_bytes <= prepared->area_bytes);
       REQUIRE((plan->plan.compute_ctas >= 1 && plan->num_push_ctas <= plan->plan.compute_ctas));
-      if (call.num_sequences == 0) continue;
-      REQUIRE(plan->packed.table_offset >= plan->panels.area_bytes());
-      REQUIRE(static_cast<int64_t>(plan->packed.table_offset +
-                                   ring_attention::row_table_bytes(nranks, call.num_sequences)) <=
-              plan->area_bytes);
     }
   }
 }

@@ -9,6 +9,7 @@
 
 #include "../support/catch.h"
 #include "kernels/cuda/ring_attention_plan.h"
+#include "kernels/device/rank_comm.h"
 #include "kernels/ops/ring_attention/cu_seqlens.h"
 #include "kernels/ops/ring_attention/packed_blocks.h"
 #include "kernels/ops/ring_attention/schedule.h"
@@ -193,11 +194,26 @@ TEST_CASE("an arena for maxima of packed sequences holds every call within them"
       REQUIRE(plan->panels.num_flags() <= kFlagsPerBank);
       REQUIRE((plan->plan.compute_ctas >= 1 && plan->num_push_ctas <= plan->plan.compute_ctas));
       if (call.num_sequences == 0) continue;
-      REQUIRE((plan->packed.table_offset % 128 == 0 && plan->packed.table_offset >= plan->panels.area_bytes()));
-      REQUIRE(static_cast<int64_t>(plan->packed.table_offset + row_table_bytes(nranks, call.num_sequences)) <=
-              plan->area_bytes);
+      REQUIRE(static_cast<int64_t>(plan->panels.area_bytes()) <= plan->area_bytes);
+      REQUIRE(plan->packed.table_offset >= 132 * PACKED_MAP_BYTES);
     }
   }
+}
+
+TEST_CASE("more sequences than the table has room for are refused in words") {
+  RingAttentionCall call;
+  call.op = MK_OPERATOR_RING_ATTENTION;
+  call.batch = call.heads = call.kv_heads = 1;
+  call.seq = 10;
+  call.dim = 64;
+  const auto most = static_cast<int>((STAGING_BYTES - PACKED_MAP_BYTES) / 4 / 3) - 1;  // one CTA, 3 ranks
+  call.num_sequences = most;
+  CHECK(ring_attention_plan(call, 0, 3, 1).ok());
+  ++call.num_sequences;
+  const auto refused = ring_attention_plan(call, 0, 3, 1);
+  REQUIRE(!refused.ok());
+  CHECK(refused.status().sentence().find("num_sequences: at most " + std::to_string(most)) !=
+        std::string::npos);
 }
 
 TEST_CASE("entries of cu_seqlens are looked at one by one") {

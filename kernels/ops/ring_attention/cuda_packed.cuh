@@ -93,10 +93,9 @@ __device__ inline void write_row_begins(const PackedSlices& slices, int rank, in
 template <class Arguments, class Storage>
 __device__ inline void make_packed_maps(const Arguments& arguments, Storage& smem, int rows) {
   constexpr int NUM_MAPS = Storage::Params::NUM_MAPS;
-  static_assert(sizeof(CUtensorMap) == 32 * 4);
+  static_assert(sizeof(CUtensorMap) == 32 * 4 && NUM_MAPS <= MOST_PACKED_MAPS);
   auto* const room =
-      reinterpret_cast<CUtensorMap*>(arguments.params.comm.staging + (blockIdx.x + 1) * STAGING_BYTES) -
-      NUM_MAPS;
+      reinterpret_cast<CUtensorMap*>(arguments.params.comm.staging + blockIdx.x * PACKED_MAP_BYTES);
   const int lane = threadIdx.x % 32;
   for (int map = 0; map < NUM_MAPS; ++map) {
     reinterpret_cast<uint32_t*>(&smem.maps[map])[lane] =
@@ -118,8 +117,7 @@ __device__ inline void make_packed_maps(const Arguments& arguments, Storage& sme
 // By every CTA, all threads: fills smem.params in. False: there is nothing to do, or smem.fault is wrong.
 // settle(params, rows): by one thread, what else follows from the number of this rank's rows.
 template <class Arguments, class Storage, class Settle>
-__device__ inline bool begin_packed(const RankLaunch& launch, const Arguments& arguments, Storage& smem,
-                                    Settle&& settle) {
+__device__ inline bool begin_packed(const Arguments& arguments, Storage& smem, Settle&& settle) {
   using Params = typename Storage::Params;
   static_assert(sizeof(Params) % 4 == 0);
   const RankComm& comm = arguments.params.comm;
@@ -140,7 +138,7 @@ __device__ inline bool begin_packed(const RankLaunch& launch, const Arguments& a
     __syncthreads();
     return false;
   }
-  auto* const table = reinterpret_cast<int32_t*>(launch.area(comm.rank, arguments.table_offset));
+  auto* const table = reinterpret_cast<int32_t*>(comm.staging + arguments.table_offset);
   for (int rank = blockIdx.x; rank < comm.nranks; rank += gridDim.x) {
     write_row_begins(slices, rank, table + static_cast<size_t>(rank) * (slices.num_sequences + 1), smem);
   }

@@ -220,7 +220,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   PackedCudaStorage<Config>& smem = *reinterpret_cast<PackedCudaStorage<Config>*>(smem_bytes);
   const RankLaunch launch(arguments.params.comm);
   launch.begin_cta();
-  const bool goes_on = begin_packed(launch, arguments, smem.packed, [&](PackedParams& params, int rows) {
+  const bool goes_on = begin_packed(arguments, smem.packed, [&](PackedParams& params, int rows) {
     params.lse_rows = rows;
     if (arguments.heads_first) params.o_head_bytes = rows * params.o_row_bytes;
   });

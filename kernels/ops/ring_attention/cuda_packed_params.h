@@ -43,7 +43,7 @@ template <class Params>
 struct PackedArguments {
   Params params;
   CUtensorMap maps[Params::NUM_MAPS];
-  size_t table_offset;  // in a bank
+  size_t table_offset;  // in the staging memory
   bool is_empty;        // the call asks for nothing
   bool rows_are_known;  // maps and strides are right
   bool heads_first;     // [head][row][dim] in memory, and not [row][head][dim]

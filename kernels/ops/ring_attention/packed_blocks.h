@@ -289,10 +289,11 @@ MK_HOST_DEVICE PackedPanelUnit panel_unit(const KeyPanels& panels, const PackedS
   return unit;
 }
 
-// Behind the receive area's images, for this rank alone: the table of row_begins.
-MK_HOST_DEVICE constexpr size_t row_table_offset(size_t images_bytes) {
-  return (images_bytes + 127) / 128 * 128;
-}
+// In the staging memory of a rank's CTAs, where no other rank writes, whatever it was called with: each CTA's
+// tensor maps, and behind them the table of row_begins.
+constexpr int MOST_PACKED_MAPS = 4;
+constexpr size_t PACKED_MAP_BYTES = MOST_PACKED_MAPS * 128;  // of a CTA
+MK_HOST_DEVICE constexpr size_t row_table_offset(int num_ctas) { return num_ctas * PACKED_MAP_BYTES; }
 MK_HOST_DEVICE constexpr size_t row_table_bytes(int nranks, int num_sequences) {
   return static_cast<size_t>(nranks) * (static_cast<size_t>(num_sequences) + 1) * sizeof(int32_t);
 }

@@ -439,7 +439,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   PackedCudaStorage<Config>& smem = *reinterpret_cast<PackedCudaStorage<Config>*>(smem_bytes);
   const RankLaunch launch(arguments.params.comm);
   launch.begin_cta();
-  const bool goes_on = begin_packed(launch, arguments, smem.packed, [&](PackedParams& params, int rows) {
+  const bool goes_on = begin_packed(arguments, smem.packed, [&](PackedParams& params, int rows) {
     if (!arguments.heads_first) return;
     for (HeadRows* tensor : {&params.dq, &params.dk, &params.dv}) tensor->head_bytes = rows * tensor->row_bytes;
   });
