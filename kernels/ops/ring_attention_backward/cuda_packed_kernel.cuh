@@ -432,9 +432,10 @@ class PackedConsumer {
 template <class Config>
 __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
     ring_attention_backward_packed_kernel(const __grid_constant__ PackedArguments arguments) {
-  // As ring_attention_backward_kernel's.
-  constexpr int NUM_PRODUCER_REGISTERS = Config::HEAD_DIM == 128 ? 24 : 72;
-  constexpr int NUM_CONSUMER_REGISTERS = Config::HEAD_DIM == 128 ? 240 : 216;
+  // As ring_attention_backward_kernel's, but that this producer has more to keep.
+  constexpr int NUM_PRODUCER_REGISTERS = Config::HEAD_DIM == 128 ? 24 : 88;
+  constexpr int NUM_CONSUMER_REGISTERS = Config::HEAD_DIM == 128 ? 240 : 208;
+  static_assert(128 * (168 - NUM_PRODUCER_REGISTERS) >= 256 * (NUM_CONSUMER_REGISTERS - 168));
   extern __shared__ __align__(1024) uint8_t smem_bytes[];
   PackedCudaStorage<Config>& smem = *reinterpret_cast<PackedCudaStorage<Config>*>(smem_bytes);
   const RankLaunch launch(arguments.params.comm);
