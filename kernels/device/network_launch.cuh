@@ -4,52 +4,12 @@
 #pragma once
 
 #include "kernels/device/command_queue.cuh"
+#include "kernels/device/patience.cuh"
 #include "kernels/device/rank_launch.cuh"
 
 namespace mk {
 
 constexpr uint32_t NETWORK_POLL_PAUSE_NS = 200;
-
-// What a role waits for, so that its deadline can say it.
-struct NetworkWait {
-  DeviceRole role;
-  DeviceObject object;
-  int peer;
-  uint64_t index;
-  uint64_t seen;
-  uint64_t expected;
-};
-
-// How long a role that gets nowhere goes on looking; one thread's.
-class NetworkPatience {
- public:
-  __device__ explicit NetworkPatience(const RankLaunch& launch, const RankComm& comm)
-      : launch_(launch), comm_(comm), since_(ptx::globaltimer()) {}
-
-  __device__ void progressed() { since_ = ptx::globaltimer(); }
-  // After a look in vain. False: the launch is to end.
-  __device__ bool goes_on(const NetworkWait& wait) {
-    __nanosleep(NETWORK_POLL_PAUSE_NS);
-    if (++num_looks_ % POLLS_PER_LOOK != 0) return true;
-    if (launch_.stopped()) return false;
-    const uint64_t now = ptx::globaltimer();
-    // A peer that has not entered is waited for as long as its heartbeat lives.
-    if (ptx::ld_relaxed_sys(&comm_.state->entered_epoch) < launch_.epoch()) since_ = now;
-    if (now <= since_ + comm_.wait_timeout_ns) return true;
-    if (launch_.report(DEVICE_TIMEOUT, wait.role, wait.object, wait.peer, wait.index)) {
-      comm_.mailbox->error.seen = wait.seen;
-      comm_.mailbox->error.expected = wait.expected;
-      launch_.publish_error();
-    }
-    return false;
-  }
-
- private:
-  const RankLaunch& launch_;
-  const RankComm& comm_;
-  uint64_t since_;
-  int num_looks_ = 0;
-};
 
 // All functions are called by whole warps.
 class NetworkLaunch {
@@ -72,7 +32,7 @@ class NetworkLaunch {
     command.source = source;
     command.target = target;
     command.bytes = bytes;
-    NetworkPatience patience(launch_, comm_);
+    Patience patience(launch_, comm_, NETWORK_POLL_PAUSE_NS);
     return post_commands(comm_.network.queue, has_put, command, [&](uint64_t tail) {
       return patience.goes_on({role, DeviceObject::command, comm_.rank, static_cast<uint64_t>(signal), tail,
                                ptx::ld_relaxed_gpu(&comm_.network.queue.state->head)});
@@ -170,7 +130,7 @@ __device__ inline void NetworkLaunch::wait_for_puts() const {
       reinterpret_cast<const uint64_t*>(comm_.network.counters + CounterLayout::kCompleted);
   const uint64_t posted = ptx::ld_relaxed_gpu(&comm_.network.queue.state->head);
   if (threadIdx.x % 32 == 0) {
-    NetworkPatience patience(launch_, comm_);
+    Patience patience(launch_, comm_, NETWORK_POLL_PAUSE_NS);
     uint64_t seen = ptx::ld_relaxed_sys(completed);
     while (seen < posted) {
       if (!patience.goes_on({DeviceRole::send, DeviceObject::put, comm_.rank, posted, seen, posted})) break;

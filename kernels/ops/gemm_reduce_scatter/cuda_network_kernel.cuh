@@ -108,7 +108,7 @@ __device__ __forceinline__ bool wait_for_network(const RankLaunch& launch, const
     const int peer = peer_of(threadIdx.x % 32);
     const Tracer tracer(params.comm.trace, trace_track());
     const uint64_t start = tracer.now();
-    NetworkPatience patience(launch, params.comm);
+    Patience patience(launch, params.comm, NETWORK_POLL_PAUSE_NS);
     do {
       __nanosleep(PAUSE_NS);
       has_come = has_flag(launch, params, flag);
@@ -557,7 +557,7 @@ __device__ __forceinline__ void send_sums(const RankLaunch& launch, const Networ
   const int node = params.reducers.node[params.comm.rank];
   const int num_puts = order.num_relayed * schedule.max_chunks();
   ArrivalWindow window;
-  NetworkPatience patience(launch, params.comm);
+  Patience patience(launch, params.comm, NETWORK_POLL_PAUSE_NS);
   while (window.first < num_puts) {
     const int idx = window.first + lane;
     const int number = idx / order.num_relayed;
@@ -603,7 +603,7 @@ __device__ __forceinline__ void receive_sums(const RankLaunch& launch, const Net
   const int num_chunks = schedule.max_chunks();
   const bool has_account = lane < schedule.num_nodes && lane != own_node;
   ArrivalWindow mine;
-  NetworkPatience patience(launch, params.comm);
+  Patience patience(launch, params.comm, NETWORK_POLL_PAUSE_NS);
   while (__any_sync(~0u, has_account && mine.first < num_chunks)) {
     bool has_any = false;
     for (int node = 0; node < schedule.num_nodes; ++node) {
@@ -645,7 +645,7 @@ __device__ __forceinline__ void send_finished(const RankLaunch& launch, const Ne
   const int lane = threadIdx.x % 32;
   const int num_chunks = schedule.max_chunks();
   ArrivalWindow window;
-  NetworkPatience patience(launch, params.comm);
+  Patience patience(launch, params.comm, NETWORK_POLL_PAUSE_NS);
   while (window.first < num_chunks) {
     const int number = window.first + lane;
     TileChunk chunk{};
@@ -688,7 +688,7 @@ __device__ __forceinline__ void receive_finished(const RankLaunch& launch, const
   const int num_chunks = schedule.max_chunks();
   const bool has_account = lane < order.num_relayed;
   ArrivalWindow mine;
-  NetworkPatience patience(launch, params.comm);
+  Patience patience(launch, params.comm, NETWORK_POLL_PAUSE_NS);
   while (__any_sync(~0u, has_account && mine.first < num_chunks)) {
     bool has_any = false;
     for (int i = 0; i < order.num_relayed; ++i) {

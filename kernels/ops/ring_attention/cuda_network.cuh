@@ -102,7 +102,7 @@ __device__ inline void receive_keys(const RankLaunch& launch, const NetworkLaunc
   const int num_puts = panels.num_puts();
   const int num_mine = lane < order.num_relayed ? num_puts : 0;
   ArrivalWindow mine;
-  NetworkPatience patience(launch, params.comm);
+  Patience patience(launch, params.comm, NETWORK_POLL_PAUSE_NS);
   while (__any_sync(~0u, mine.first < num_mine)) {
     bool has_any = false;
     for (int i = 0; i < order.num_relayed; ++i) {
