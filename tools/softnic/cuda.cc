@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstdio>
 #include <cstring>
 #include <mutex>
@@ -122,6 +124,19 @@ void complain(const char* what, Result result) {
     std::fprintf(stderr, "softnic: %s (CUDA driver error %d)\n", what, result);
 }
 
+// Of drivers of 580 it has been seen that they free memory twice when two threads give up mappings of one
+// allocation at the same time.
+struct MappingsOfThisProcess {
+  std::mutex mutex;  // for all that maps and unmaps
+  std::condition_variable dropped;
+  std::multiset<uint64_t> bases;                         // of own allocations, where their owner has them
+  std::multiset<std::pair<uint64_t, uint64_t>> regions;  // registered: first address, end
+};
+MappingsOfThisProcess& mappings_of_this_process() {
+  static auto* const mappings = new MappingsOfThisProcess;  // outlives whatever static objects hold
+  return *mappings;
+}
+
 // Maps an allocation for all devices of this process; 0 when the driver refuses.
 Pointer map_allocation(const CudaDriver& driver, Handle handle, uint64_t bytes) {
   Pointer address = 0;
@@ -185,6 +200,7 @@ int cuda_device_of(uint64_t address) {
 }
 
 CudaExports::CudaExports(uint64_t address, uint64_t bytes, bool share) {
+  const std::lock_guard lock(mappings_of_this_process().mutex);
   const CudaDriver* const driver = cuda();
   const uint64_t end = address + bytes;
   while (driver != nullptr && address < end) {
@@ -230,7 +246,10 @@ CudaExports::~CudaExports() {
 
 CudaImports::~CudaImports() {
   const CudaDriver* const driver = cuda();
+  MappingsOfThisProcess& all = mappings_of_this_process();
+  const std::lock_guard lock(all.mutex);
   for (const Mapping& mapping : mappings_) {
+    if (mapping.is_own) all.bases.erase(all.bases.find(mapping.exported.base));
     if (mapping.exported.kind == CudaExport::Kind::ipc) {
       driver->cuIpcCloseMemHandle(mapping.address);
     } else {
@@ -238,11 +257,36 @@ CudaImports::~CudaImports() {
       driver->cuMemAddressFree(mapping.address, mapping.exported.bytes);
     }
   }
+  all.dropped.notify_all();
+}
+
+void gpu_memory_registered(uint64_t address, uint64_t bytes) {
+  MappingsOfThisProcess& all = mappings_of_this_process();
+  const std::lock_guard lock(all.mutex);
+  all.regions.emplace(address, address + bytes);
+}
+
+void gpu_memory_deregistered(uint64_t address, uint64_t bytes) {
+  constexpr std::chrono::seconds kPatience{2};
+  const uint64_t end = address + bytes;
+  MappingsOfThisProcess& all = mappings_of_this_process();
+  std::unique_lock lock(all.mutex);
+  const auto found = all.regions.find({address, end});
+  if (found != all.regions.end()) all.regions.erase(found);
+  for (const auto& [first, last] : all.regions) {
+    if (first < end && address < last) return;
+  }
+  all.dropped.wait_for(lock, kPatience, [&] {
+    const auto first = all.bases.lower_bound(address);
+    return first == all.bases.end() || *first >= end;
+  });
 }
 
 bool CudaImports::add(const CudaExport& exported, bool is_own, int descriptor) {
   const CudaDriver* const driver = cuda();
   if (driver == nullptr || exported.bytes == 0) return false;
+  MappingsOfThisProcess& all = mappings_of_this_process();
+  const std::lock_guard lock(all.mutex);
   Pointer address = 0;
   if (exported.kind == CudaExport::Kind::descriptor) {
     if (!is_own && descriptor < 0) {
@@ -259,8 +303,10 @@ bool CudaImports::add(const CudaExport& exported, bool is_own, int descriptor) {
       address = 0;
     }
   }
-  if (address != 0) mappings_.push_back({exported, address});
-  return address != 0;
+  if (address == 0) return false;
+  mappings_.push_back({exported, address, is_own});
+  if (is_own) all.bases.insert(exported.base);
+  return true;
 }
 
 std::pair<uint64_t, uint64_t> CudaImports::translate(uint64_t address) const {

@@ -63,6 +63,7 @@ class CudaImports {
   struct Mapping {
     CudaExport exported;
     uint64_t address;  // here
+    bool is_own;
   };
   std::vector<Mapping> mappings_;
 };
@@ -71,6 +72,12 @@ class CudaImports {
 int cuda_device_of(uint64_t address);
 // Whether this process uses CUDA.
 bool cuda_is_loaded();
+
+// GPU memory has been registered, by any NIC of this process, and is no more. The latter waits, for a while,
+// until the process's NICs have given up their mappings of what is registered with none of them any more, as
+// the region's own NIC asks them to: its owner may unmap it then.
+void gpu_memory_registered(uint64_t address, uint64_t bytes);
+void gpu_memory_deregistered(uint64_t address, uint64_t bytes);
 
 // One NIC's copies, asynchronous, in order for each device. Used by its worker.
 class CudaCopier {

@@ -80,6 +80,7 @@ MemoryRegion* Nic::add_memory(ibv_pd* pd, void* address, size_t bytes, uint64_t 
   region->iova = iova;
   region->access = access;
   region->device = cuda_device_of(reinterpret_cast<uint64_t>(address));
+  if (region->device >= 0) gpu_memory_registered(reinterpret_cast<uint64_t>(address), bytes);
   ControlLock lock(*this);
   // Keys are not used again, so that a stale one is found out.
   region->handle = next_key_;

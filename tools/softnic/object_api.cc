@@ -143,7 +143,13 @@ SOFTNIC_EXPORT ibv_mr* ibv_reg_dmabuf_mr(ibv_pd* pd, uint64_t, size_t bytes, uin
 }
 
 SOFTNIC_EXPORT int ibv_dereg_mr(ibv_mr* region) {
-  return nic_of(region->context).remove_memory(static_cast<softnic::MemoryRegion*>(region));
+  auto* const own = static_cast<softnic::MemoryRegion*>(region);
+  const auto address = reinterpret_cast<uint64_t>(own->addr);
+  const uint64_t bytes = own->length;
+  const bool is_on_gpu = own->device >= 0;
+  const int error = nic_of(region->context).remove_memory(own);
+  if (error == 0 && is_on_gpu) softnic::gpu_memory_deregistered(address, bytes);
+  return error;
 }
 
 SOFTNIC_EXPORT ibv_comp_channel* ibv_create_comp_channel(ibv_context* context) {
