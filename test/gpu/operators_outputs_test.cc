@@ -175,6 +175,12 @@ Problem gather(int64_t m, int64_t n, int64_t k) {
 Problem reduce(int64_t m, int64_t n, int64_t k) {
   return {.op = MK_OPERATOR_GEMM_ALLREDUCE, .m = m, .n = n, .k = k, .algorithm = MK_ALGORITHM_TWO_SHOT};
 }
+// The same, of an output that is too wide for tagged packets, however small.
+Problem reduce_wide(int64_t m, int64_t n, int64_t k) {
+  Problem problem = reduce(m, n, k);
+  problem.out = MK_DTYPE_FP32;
+  return problem;
+}
 
 void run_all_placings(Rank& rank, Watchdog& watchdog) {
   run_placings(rank, watchdog, gather(1000, 520, 328), true);
@@ -182,12 +188,14 @@ void run_all_placings(Rank& rank, Watchdog& watchdog) {
   run_placings(rank, watchdog, gather(4096, 4096, 512), true);
   run_placings(rank, watchdog, gather(700, 0, 256), true);
   run_placings(rank, watchdog, gather(777, 1031, 77), false);  // rows end within 16 bytes
-  run_placings(rank, watchdog, reduce(1000, 520, 328), true);
-  run_placings(rank, watchdog, reduce(2048, 1024, 256), true);
-  run_placings(rank, watchdog, reduce(9, 64, 72), true);
+  run_placings(rank, watchdog, reduce_wide(1000, 520, 328), true);
+  run_placings(rank, watchdog, reduce(4096, 1024, 256), true);
+  run_placings(rank, watchdog, reduce_wide(9, 64, 72), true);
+  run_placings(rank, watchdog, reduce(1000, 520, 328), false);  // tagged packets are brought by their readers
+  run_placings(rank, watchdog, reduce(9, 64, 72), false);
   run_placings(rank, watchdog, reduce(700, 333, 72), false);
-  Problem problem = reduce(1000, 516, 200);
-  problem.out = MK_DTYPE_FP32, problem.bias = true, problem.transposed = true;
+  Problem problem = reduce_wide(1000, 516, 200);
+  problem.bias = true, problem.transposed = true;
   run_placings(rank, watchdog, problem, true);
   problem.accumulate = true;  // each rank adds to its own
   run_placings(rank, watchdog, problem, false);
@@ -210,7 +218,8 @@ int main(int argc, char** argv) {
     load_pattern_kernels(rank.stream);
     rank.meet();
     run_all_placings(rank, watchdog);
-    for (const Problem& problem : {gather(1000, 520, 328), gather(16, 512, 512), reduce(1000, 520, 328)}) {
+    for (const Problem& problem :
+         {gather(1000, 520, 328), gather(16, 512, 512), reduce(1000, 520, 328), reduce_wide(1000, 520, 328)}) {
       // The stalls and checks of one rank would hold up the kernels of another on the same GPU.
       if (!shares) run_ahead(rank, watchdog, problem, options.quick ? 50 : 500);
       run_captured(rank, watchdog, problem, options.quick ? 10 : 50);
