@@ -741,6 +741,7 @@ MK_API mk_status_t mk_moe_gemm_combine(mk_comm_t comm, const mk_moe_gemm_combine
  *
  * On CUDA: the backward and packed sequences in one node only, dim at most 128, seq below 2^30, and batch * kv_heads
  *   * (W-1), twice that when zigzag, at most 262 144, of the backward 131 072; between nodes 3 CTAs a rank or more.
+ *   Of packed sequences as many as a rank's staging memory has room for (8 ranks: a million; the error says how many).
  *   Beyond that MK_ERROR_UNSUPPORTED. A call of the backward is two kernels.
  * Slices. Not zigzag: rank r holds the r-th slice of the sequence (Rows, above), packed sequences included, which
  *   may lie inside a rank or span several. Zigzag: of each sequence, cut into 2W slices by the same rule, rank r holds
