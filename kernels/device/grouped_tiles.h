@@ -36,28 +36,62 @@ struct GroupedTiles {
   }
 };
 
-// A worker takes every num_workers-th tile: group by group, inside a group in the raster of TileSchedule. All
-// walk alike.
+// In how many passes over all groups their tiles are walked: in one, or, where a range of each group's tiles
+// (along M) has other things to wait for than the rest, in two.
+struct OnePass {
+  static constexpr int NUM_PASSES = 1;
+  MK_HOST_DEVICE int num_m_tiles(int, int, int of_group) const { return of_group; }
+  MK_HOST_DEVICE int m_tile(int, int, int index) const { return index; }
+};
+struct TileRange {
+  uint16_t begin;
+  uint16_t end;
+};
+struct TwoPasses {
+  static constexpr int NUM_PASSES = 2;
+  const TileRange* ranges;  // a group's
+  int pass_of_ranges;
+
+  MK_HOST_DEVICE int num_m_tiles(int pass, int group, int of_group) const {
+    const int in_range = ranges[group].end - ranges[group].begin;
+    return pass == pass_of_ranges ? in_range : of_group - in_range;
+  }
+  MK_HOST_DEVICE int m_tile(int pass, int group, int index) const {
+    const TileRange range = ranges[group];
+    if (pass == pass_of_ranges) return range.begin + index;
+    return index < range.begin ? index : index + range.end - range.begin;
+  }
+};
+
+// A worker takes every num_workers-th tile: pass by pass, in a pass group by group, inside a group in the
+// raster of TileSchedule. All walk alike.
+template <class Passes>
 class GroupedTileCursor {
  public:
-  MK_HOST_DEVICE GroupedTileCursor(const GroupedTiles& tiles, int worker) : tiles_(tiles), next_tile_(worker) {}
+  MK_HOST_DEVICE GroupedTileCursor(const GroupedTiles& tiles, const Passes& passes, int worker)
+      : tiles_(tiles), passes_(passes), next_tile_(worker) {}
 
   MK_HOST_DEVICE bool next(GroupedTile* work) {
     int num_m_tiles = 0;
-    for (; group_ < tiles_.num_groups; ++group_) {
-      num_m_tiles = tiles_.num_m_tiles(group_);
-      const int num_tiles = num_m_tiles * tiles_.num_n_tiles;
-      if (next_tile_ < num_tiles) break;
-      next_tile_ -= num_tiles;
+    while (true) {
+      for (; group_ < tiles_.num_groups; ++group_) {
+        num_m_tiles = passes_.num_m_tiles(pass_, group_, tiles_.num_m_tiles(group_));
+        const int num_tiles = num_m_tiles * tiles_.num_n_tiles;
+        if (next_tile_ < num_tiles) break;
+        next_tile_ -= num_tiles;
+      }
+      if (group_ < tiles_.num_groups) break;
+      if (pass_ + 1 == Passes::NUM_PASSES) return false;
+      ++pass_;
+      group_ = 0;
     }
-    if (group_ == tiles_.num_groups) return false;
     const int tiles_per_raster = tiles_.group_m * tiles_.num_n_tiles;
     const int raster = next_tile_ / tiles_per_raster;
     const int first_m = raster * tiles_.group_m;
     const int height = num_m_tiles - first_m < tiles_.group_m ? num_m_tiles - first_m : tiles_.group_m;
     const int idx = next_tile_ - raster * tiles_per_raster;
     work->n_tile = idx / height;
-    work->m_tile = first_m + idx - work->n_tile * height;
+    work->m_tile = passes_.m_tile(pass_, group_, first_m + idx - work->n_tile * height);
     work->k_begin = 0;
     work->k_end = tiles_.num_k_steps;
     work->group = group_;
@@ -70,7 +104,9 @@ class GroupedTileCursor {
 
  private:
   const GroupedTiles& tiles_;
-  int next_tile_;  // counted from the first of the group
+  const Passes passes_;
+  int next_tile_;  // counted from the first of the group that are in the pass
+  int pass_ = 0;
   int group_ = 0;
   int num_tiles_ = 0;
 };

@@ -44,8 +44,9 @@ std::unique_ptr<RankTables> tables_of(const Job& job, int rank, const Chunks& ch
   const moe::CudaRouting routing = job.routing(rank);
   const moe::Counts counts = job.counts(routing);
   const int first = routing.first_expert(rank), num_experts = routing.num_experts(rank);
+  fill_homes(routing, tables, [&](int home) { return job.nodes.node[home] != job.nodes.node[rank]; });
   for (int local = 0; local < num_experts; ++local) count_expert(routing, counts, UNIT_ROWS, local, tables);
-  for (uint32_t* sums : {tables.rows, tables.blocks, tables.units}) {
+  for (uint32_t* sums : {tables.rows, tables.blocks, tables.rounds}) {
     uint32_t sum = 0;
     for (int i = 0; i < num_experts; ++i) sum += std::exchange(sums[i], sum);
     sums[num_experts] = sum;
@@ -99,9 +100,20 @@ void push_rows(const Job& job, const std::vector<std::unique_ptr<RankTables>>& t
     REQUIRE(own.rows.home_rows[job.experts] == own.network.regions.collected);
     REQUIRE(own.rows.rows[num_experts] == own.network.regions.computed);
     std::map<uint32_t, std::pair<int, uint32_t>> counted;  // place of a count -> (collector, block)
-    for (uint32_t turn = 0; num_experts > 0 && turn < own.rows.units[num_experts]; ++turn) {
+    bool is_near = false;
+    for (uint32_t turn = 0; num_experts > 0 && turn < own.rows.rounds[num_experts] * job.nranks; ++turn) {
       const PushUnit unit = unit_of(routing, layout, UNIT_ROWS, own.rows, job.counts(routing), turn);
       if (unit.num_bytes == 0) continue;
+      // Rows of other nodes' tokens go first.
+      const int64_t first = (unit.to - layout.home_row(0)) / ROW_BYTES;
+      bool is_far = false;
+      for (int home = 0; home < job.nranks; ++home) {
+        const int64_t in_list = first - own.network.row_begins[home];
+        if (own.rows.collector[home] == unit.rank && in_list >= 0 && in_list < own.network.list_rows[home])
+          is_far = job.nodes.node[home] != job.nodes.node[rank];
+      }
+      REQUIRE_FALSE((is_far && is_near));
+      is_near = !is_far;
       REQUIRE(job.nodes.node[unit.rank] == job.nodes.node[rank]);
       const uint32_t block = unit.note >> 24 & 0xffffff;
       const auto place = static_cast<uint32_t>(unit.note & 0xffffff);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels/ops/moe_dispatch_gemm/network_schedule.h"
+#include "kernels/ops/moe_routing/near_tiles.h"
 #include "test/support/catch.h"
 #include "test/unit/moe_network_job.h"
 
@@ -261,6 +262,42 @@ TEST_CASE("tokens are packed in the order in which their node computes") {
         const auto [before, is_first] = last.insert({job.node_of_expert(expert), key});
         REQUIRE((is_first || before->second < key));
         before->second = key;
+      }
+    }
+  }
+}
+
+TEST_CASE("near tiles wait for no other node, and with ranks node by node they are all that do not") {
+  std::mt19937 random(7);
+  for (int turn = 0; turn < 200; ++turn) {
+    const std::vector<int32_t>& topology = TOPOLOGIES[turn % TOPOLOGIES.size()];
+    const Job job(MK_OPERATOR_MOE_DISPATCH_GEMM, topology, 1 + static_cast<int>(random() % 12),
+                  1 + static_cast<int>(random() % 4), random);
+    const int block_m = turn % 2 == 0 ? 128 : 64;
+    const bool is_sorted = std::is_sorted(topology.begin(), topology.end());
+    for (int rank = 0; rank < job.nranks; ++rank) {
+      const moe::CudaRouting routing = job.routing(rank);
+      const moe::Counts counts = job.counts(routing);
+      for (int expert = routing.first_expert(rank); expert < routing.first_expert(rank + 1); ++expert) {
+        std::vector<bool> is_near;  // by row
+        for (int source = 0; source < job.nranks; ++source) {
+          is_near.insert(is_near.end(), counts.expert_rows(source, expert),
+                         job.nodes.node[source] == job.nodes.node[rank]);
+        }
+        const auto num_rows = static_cast<int>(is_near.size());
+        const int num_tiles = (num_rows + block_m - 1) / block_m;
+        const TileRange range = moe::near_tiles(routing, job.nodes, counts, expert, block_m);
+        REQUIRE(range.begin <= range.end);
+        REQUIRE(range.end <= num_tiles);
+        for (int tile = 0; tile < num_tiles; ++tile) {
+          // A tile waits for the whole of its block.
+          const int begin = tile * block_m / moe::BLOCK_ROWS * moe::BLOCK_ROWS;
+          const int end = std::min(begin + moe::BLOCK_ROWS, num_rows);
+          const bool waits =
+              std::find(is_near.begin() + begin, is_near.begin() + end, false) != is_near.begin() + end;
+          const bool is_in_range = tile >= range.begin && tile < range.end;
+          if (is_in_range || is_sorted) REQUIRE(is_in_range == !waits);
+        }
       }
     }
   }

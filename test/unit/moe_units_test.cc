@@ -102,9 +102,10 @@ std::unique_ptr<moe_gemm_combine::Tables> combine_tables(const Job& job, int ran
   auto tables = std::make_unique<moe_gemm_combine::Tables>();
   const moe::CudaRouting routing = job.routing(rank);
   const int first = routing.first_expert(rank), count = routing.num_experts(rank);
+  fill_homes(routing, *tables, [](int) { return false; });
   for (int local = 0; local < count; ++local)
     count_expert(routing, job.counts(routing), unit_rows, local, *tables);
-  for (uint32_t* sums : {tables->rows, tables->blocks, tables->units}) scan(sums, count);
+  for (uint32_t* sums : {tables->rows, tables->blocks, tables->rounds}) scan(sums, count);
   for (int home = 0; home < job.nranks; ++home) {
     tables->collector[home] = static_cast<uint8_t>(home);
     uint32_t row = 0, block = 0;
@@ -199,7 +200,7 @@ void check_combine(const Job& job, uint32_t unit_rows) {
     const int num_experts = routing.num_experts(rank);
     const int64_t products = layout.product_row(tables->home_rows[job.experts], 0);
     std::map<uint32_t, std::pair<int, uint32_t>> counted;  // place of a count -> (home, block)
-    for (uint32_t turn = 0; num_experts > 0 && turn < tables->units[num_experts]; ++turn) {
+    for (uint32_t turn = 0; num_experts > 0 && turn < tables->rounds[num_experts] * job.nranks; ++turn) {
       const auto unit = unit_of(routing, layout, unit_rows, *tables, job.counts(routing), turn);
       if (unit.num_bytes == 0) continue;
       const int64_t row = (unit.from - products) / layout.row_bytes;
@@ -279,6 +280,32 @@ TEST_CASE("units of lists take turns") {
   REQUIRE(dealt == expected);
 }
 
+// Every tile is one worker's, once.
+template <class Passes>
+void walk(const GroupedTiles& tiles, const Passes& passes) {
+  std::set<std::tuple<int, int, int>> seen;
+  for (int worker = 0; worker < tiles.num_workers; ++worker) {
+    GroupedTileCursor cursor(tiles, passes, worker);
+    GroupedTile work;
+    int last_group = 0, pass = 0;
+    for (int ordinal = 0; cursor.next(&work); ++ordinal) {
+      if (work.group < last_group) ++pass;
+      last_group = work.group;
+      REQUIRE(seen.insert({work.group, work.m_tile, work.n_tile}).second);
+      REQUIRE(work.ordinal == ordinal);
+      REQUIRE(work.row == tiles.first_row(work.group) + work.m_tile * tiles.block_m);
+      REQUIRE(work.row < work.row_end);
+      REQUIRE(work.row_end == tiles.first_row(work.group + 1));
+      REQUIRE(work.n_tile < tiles.num_n_tiles);
+    }
+    REQUIRE(pass < Passes::NUM_PASSES);
+  }
+  size_t expected = 0;
+  for (int group = 0; group < tiles.num_groups; ++group)
+    expected += tiles.num_m_tiles(group) * tiles.num_n_tiles;
+  REQUIRE(seen.size() == expected);
+}
+
 TEST_CASE("every tile of a grouped product is one worker's, once") {
   std::mt19937 random(2);
   for (int turn = 0; turn < 300; ++turn) {
@@ -294,25 +321,26 @@ TEST_CASE("every tile of a grouped product is one worker's, once") {
                              3,
                              1 + static_cast<int>(random() % 4),
                              1 + static_cast<int>(random() % 40)};
-    std::set<std::tuple<int, int, int>> seen;
-    for (int worker = 0; worker < tiles.num_workers; ++worker) {
-      GroupedTileCursor cursor(tiles, worker);
-      GroupedTile work;
-      int last_group = 0;
-      for (int ordinal = 0; cursor.next(&work); ++ordinal) {
-        REQUIRE(seen.insert({work.group, work.m_tile, work.n_tile}).second);
-        REQUIRE(work.ordinal == ordinal);
-        REQUIRE(work.group >= last_group);
-        last_group = work.group;
-        REQUIRE(work.row == tiles.first_row(work.group) + work.m_tile * block_m);
-        REQUIRE(work.row < work.row_end);
-        REQUIRE(work.row_end == tiles.first_row(work.group + 1));
-        REQUIRE(work.n_tile < tiles.num_n_tiles);
-      }
+    walk(tiles, OnePass{});
+    std::vector<TileRange> ranges;
+    for (int group = 0; group < groups; ++group) {
+      const auto end = static_cast<uint16_t>(random() % (tiles.num_m_tiles(group) + 1));
+      ranges.push_back({static_cast<uint16_t>(random() % (end + 1)), end});
     }
-    size_t expected = 0;
-    for (int group = 0; group < groups; ++group) expected += tiles.num_m_tiles(group) * tiles.num_n_tiles;
-    REQUIRE(seen.size() == expected);
+    const int pass_of_ranges = turn % 2;
+    walk(tiles, TwoPasses{ranges.data(), pass_of_ranges});
+    GroupedTiles alone = tiles;
+    alone.num_workers = 1;
+    GroupedTileCursor cursor(alone, TwoPasses{ranges.data(), pass_of_ranges}, 0);
+    GroupedTile work;
+    bool is_second = false;
+    while (cursor.next(&work)) {
+      const TileRange range = ranges[static_cast<size_t>(work.group)];
+      const bool is_in_range = work.m_tile >= range.begin && work.m_tile < range.end;
+      const bool is_of_second = is_in_range == (pass_of_ranges == 1);
+      REQUIRE((is_of_second || !is_second));
+      is_second = is_of_second;
+    }
   }
 }
 

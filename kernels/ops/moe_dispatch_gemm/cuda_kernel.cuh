@@ -16,6 +16,7 @@ const CudaTable& cuda_kernels_fp16();
 template <class Config>
 struct Storage : moe::ExpertStorage<Config, Tables> {
   moe::Turns turns;
+  __device__ OnePass passes() const { return {}; }
 };
 
 __device__ __forceinline__ GroupedTiles tiles_of(const CudaParams& params, const Tables& tables, int block_m) {
@@ -53,11 +54,11 @@ __device__ __forceinline__ bool wait_block(const RankLaunch& launch, const CudaP
 }
 
 // The warp that is ahead of the producer.
-template <class Config>
+template <class Config, class Passes>
 __device__ __forceinline__ void watch_rows(const RankLaunch& launch, const CudaParams& params,
-                                           const Tables& tables, uint32_t& num_ready) {
+                                           const Tables& tables, const Passes& passes, uint32_t& num_ready) {
   const GroupedTiles tiles = tiles_of(params, tables, Config::BLOCK_M);
-  GroupedTileCursor cursor(tiles, blockIdx.x);
+  GroupedTileCursor cursor(tiles, passes, blockIdx.x);
   GroupedTile work;
   while (cursor.next(&work)) {
     const int block = work.m_tile * Config::BLOCK_M / moe::BLOCK_ROWS;
@@ -67,14 +68,14 @@ __device__ __forceinline__ void watch_rows(const RankLaunch& launch, const CudaP
   moe::pass_ready(num_ready, moe::ALL_READY);
 }
 
-template <class Config>
+template <class Config, class Passes>
 __device__ __forceinline__ void produce(const RankLaunch& launch, moe::ProductStorage<Config>& smem,
-                                        const CudaParams& params, const Tables& tables) {
+                                        const CudaParams& params, const Tables& tables, const Passes& passes) {
   const CUtensorMap* map_rows = &params.map_rows[launch.bank()];
   ptx::prefetch_tensormap(map_rows);
   ptx::prefetch_tensormap(&params.map_w);
   const GroupedTiles tiles = tiles_of(params, tables, Config::BLOCK_M);
-  GroupedTileCursor cursor(tiles, blockIdx.x);
+  GroupedTileCursor cursor(tiles, passes, blockIdx.x);
   StageCursor<Config::NUM_STAGES> stages;
   GroupedTile work;
   while (cursor.next(&work)) {
@@ -139,17 +140,18 @@ __device__ __forceinline__ void copy_dispatched(const RankLaunch& launch, const 
   }
 }
 
-template <class Config>
+template <class Config, class AnyStorage>
 __device__ __forceinline__ void run_product_cta(const RankLaunch& launch, const CudaParams& params,
-                                                Storage<Config>& storage) {
+                                                AnyStorage& storage) {
   moe::ProductStorage<Config>& smem = storage.product();
   const Tables& tables = storage.tables;
+  const auto passes = storage.passes();
   product_init(smem);
   run_roles<Config>(
-      params.num_compute_ctas, [&] { produce<Config>(launch, smem, params, tables); },
+      params.num_compute_ctas, [&] { produce<Config>(launch, smem, params, tables, passes); },
       [&](const CopyWarp& warp) {
         if (warp.warp == 0) {
-          watch_rows<Config>(launch, params, tables, smem.num_ready);
+          watch_rows<Config>(launch, params, tables, passes, smem.num_ready);
         } else if (params.dispatched_rows != nullptr) {
           copy_dispatched(launch, params, tables, (warp.warp - 1) * warp.num_ctas + blockIdx.x,
                           (NUM_COPY_WARPS - 1) * warp.num_ctas);
@@ -157,7 +159,7 @@ __device__ __forceinline__ void run_product_cta(const RankLaunch& launch, const 
       },
       [&](int warpgroup) {
         const GroupedTiles tiles = tiles_of(params, tables, Config::BLOCK_M);
-        GroupedTileCursor cursor(tiles, blockIdx.x);
+        GroupedTileCursor cursor(tiles, passes, blockIdx.x);
         consumer_role<Config, GroupedTile>(
             smem.mainloop, ClusterPosition{0, 1}, warpgroup, params.comm.trace,
             [&](GroupedTile* work) { return cursor.next(work); },

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: MIT
 // MoE dispatch + GEMM on GPUs of several nodes, as one persistent kernel. Products are those of
-// cuda_kernel.cuh; what they wait for is the same. One CTA more has the network: it exchanges counts, puts each
-// chunk of packets that is whole to the rail peer in its node, and tells of chunks that have come.
+// cuda_kernel.cuh, but that tiles of the own node's tokens come first; what they wait for is the same. One CTA
+// more has the network: it exchanges counts, puts each chunk of packets that is whole to the rail peer in its
+// node, and tells of chunks that have come.
 #pragma once
 
 #include "kernels/ops/moe_dispatch_gemm/cuda_kernel.cuh"
 #include "kernels/ops/moe_dispatch_gemm/cuda_network_push.cuh"
 #include "kernels/ops/moe_routing/cuda_network_lists.cuh"
+#include "kernels/ops/moe_routing/near_tiles.h"
 
 namespace mk::moe_dispatch_gemm {
 
@@ -21,6 +23,8 @@ struct NetworkStorage : Storage<Config> {
   using Counting = moe::NetworkCountingStorage<Config::NUM_THREADS>;
   static_assert(sizeof(Counting) <= Storage<Config>::ROLE_BYTES);
   NetworkTurns network;
+  TileRange near_tiles[moe::MAX_NEAR_RANGES];  // of each local expert
+  __device__ TwoPasses passes() const { return {near_tiles, 0}; }
   __device__ Counting& counting() { return *reinterpret_cast<Counting*>(this->role); }
 };
 
@@ -76,9 +80,12 @@ __device__ __forceinline__ void place(const RankLaunch& launch, const NetworkPar
                                       NetworkStorage<Config>& smem) {
   const bool goes_on = smem.decision.verdict.kind == moe::Verdict::go;
   if (goes_on) {
-    if (threadIdx.x == 0) {
-      const moe::Counts counts(params.routing, launch.area(params.comm.rank, 0));
-      find_places(params.routing, params.nodes, counts, smem.network.places);
+    const moe::CudaRouting& routing = params.routing;
+    const moe::Counts counts(routing, launch.area(routing.rank, 0));
+    if (threadIdx.x == 0) find_places(routing, params.nodes, counts, smem.network.places);
+    for (int local = threadIdx.x; local < routing.num_experts(routing.rank); local += Config::NUM_THREADS) {
+      smem.near_tiles[local] = moe::near_tiles(routing, params.nodes, counts,
+                                               routing.first_expert(routing.rank) + local, Config::BLOCK_M);
     }
     fill_tables<Config::NUM_THREADS>(launch, params, smem.tables);
   }

@@ -217,7 +217,7 @@ __device__ __forceinline__ void forward_rows(const RankLaunch& launch, const Net
 __device__ __forceinline__ void count_forwarded(const RankLaunch& launch, const NetworkParams& params,
                                                 const ForwardRow& mine, int relayed, int source) {
   const RankOrder& order = params.comm.order;
-  ptx::fence_acq_rel_sys();
+  ptx::fence_acq_rel_gpu();  // who counts the last row releases all to the system
   bool is_last = false;
   if (mine.rank >= 0) {
     const int list = relayed * order.num_local + params.nodes.local_rank[mine.rank];

@@ -19,6 +19,7 @@ struct Storage : moe::ExpertStorage<Config, Tables> {
   alignas(128) CUtensorMap map_rows;
   std::byte* products;  // where finished rows go; in memory, for the consumers' registers are few
   uint32_t num_stored[Config::NUM_CONSUMER_WARPS];  // tiles of each consumer warp
+  __device__ OnePass passes() const { return {}; }
 };
 
 __device__ __forceinline__ GroupedTiles tiles_of(const CudaParams& params, const Tables& tables, int block_m) {
@@ -49,14 +50,14 @@ __device__ __forceinline__ void make_map(const CudaParams& params, const Tables&
   ptx::tensormap_cp_fenceproxy_release_gpu(own_map(params), &smem_map);
 }
 
-template <class Config>
+template <class Config, class Passes>
 __device__ __forceinline__ void produce(moe::ProductStorage<Config>& smem, const CudaParams& params,
-                                        const Tables& tables) {
+                                        const Tables& tables, const Passes& passes) {
   const CUtensorMap* map_rows = own_map(params);
   ptx::fence_proxy_tensormap_acquire_gpu(map_rows);
   ptx::prefetch_tensormap(&params.map_w);
   const GroupedTiles tiles = tiles_of(params, tables, Config::BLOCK_M);
-  GroupedTileCursor cursor(tiles, blockIdx.x);
+  GroupedTileCursor cursor(tiles, passes, blockIdx.x);
   StageCursor<Config::NUM_STAGES> stages;
   GroupedTile work;
   while (cursor.next(&work)) {
@@ -94,13 +95,13 @@ __device__ __forceinline__ void finish_rows(const CudaParams& params, Storage<Co
 
 // The warp that tells the push CTAs of blocks that are complete; the consumers have no time for the fence that
 // this takes.
-template <class Config>
+template <class Config, class Passes>
 __device__ __forceinline__ void publish_products(const RankLaunch& launch, const CudaParams& params,
-                                                 Storage<Config>& storage) {
+                                                 Storage<Config>& storage, const Passes& passes) {
   const int lane = threadIdx.x % 32;
   const Tables& tables = storage.tables;
   const GroupedTiles tiles = tiles_of(params, tables, Config::BLOCK_M);
-  GroupedTileCursor cursor(tiles, blockIdx.x);
+  GroupedTileCursor cursor(tiles, passes, blockIdx.x);
   GroupedTile work;
   while (cursor.next(&work)) {
     const auto is_stored = [&] {
@@ -119,17 +120,19 @@ __device__ __forceinline__ void publish_products(const RankLaunch& launch, const
     uint32_t* count = &params.comm.state->counts[index];
     if (ptx::atom_acq_rel_gpu_add(count, 1) + 1 != expected) continue;
     ptx::st_relaxed_gpu(count, 0);
-    launch.raise_flag(params.comm.rank, index);
+    ptx::fence_acq_rel_gpu();  // those who wait are on this GPU
+    launch.raise_flag_relaxed(params.comm.rank, index);
   }
   __syncwarp();
 }
 
 // sum_own(): what the consumers do when they are through with their tiles.
-template <class Config, class SumOwn>
+template <class Config, class AnyStorage, class SumOwn>
 __device__ __forceinline__ void run_product_cta(const RankLaunch& launch, const CudaParams& params,
-                                                Storage<Config>& storage, SumOwn&& sum_own) {
+                                                AnyStorage& storage, SumOwn&& sum_own) {
   moe::ProductStorage<Config>& smem = storage.product();
   const Tables& tables = storage.tables;
+  const auto passes = storage.passes();
   if (threadIdx.x < 32) make_map(params, tables, storage.map_rows);
   if (threadIdx.x == 0) {
     const uint32_t num_home_rows = tables.home_rows[params.routing.experts];
@@ -138,13 +141,13 @@ __device__ __forceinline__ void run_product_cta(const RankLaunch& launch, const 
   if (threadIdx.x < Config::NUM_CONSUMER_WARPS) storage.num_stored[threadIdx.x] = 0;
   product_init(smem);
   run_roles<Config>(
-      params.num_compute_ctas, [&] { produce<Config>(smem, params, tables); },
+      params.num_compute_ctas, [&] { produce<Config>(smem, params, tables, passes); },
       [&](const CopyWarp& warp) {
-        if (warp.warp == 0) publish_products<Config>(launch, params, storage);
+        if (warp.warp == 0) publish_products<Config>(launch, params, storage, passes);
       },
       [&](int warpgroup) {
         const GroupedTiles tiles = tiles_of(params, tables, Config::BLOCK_M);
-        GroupedTileCursor cursor(tiles, blockIdx.x);
+        GroupedTileCursor cursor(tiles, passes, blockIdx.x);
         consumer_role<Config, GroupedTile>(
             smem.mainloop, ClusterPosition{0, 1}, warpgroup, params.comm.trace,
             [&](GroupedTile* work) { return cursor.next(work); },

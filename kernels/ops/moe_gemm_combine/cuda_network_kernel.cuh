@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // MoE GEMM + combine on GPUs of several nodes, as one persistent kernel. Products and pushes are those of
-// cuda_kernel.cuh, but that the rows of another node's rank go to the rank that relays for it here. A few CTAs
+// cuda_kernel.cuh, but that tiles of the own node's tokens alone come last, and that the rows of another node's
+// rank go to the rank that relays for it here. A few CTAs
 // add these up; one more has the network: it exchanges counts, puts routes and sums, and tells of those that
 // have come.
 #pragma once
@@ -8,6 +9,7 @@
 #include "kernels/ops/moe_gemm_combine/cuda_kernel.cuh"
 #include "kernels/ops/moe_gemm_combine/cuda_network_sums.cuh"
 #include "kernels/ops/moe_routing/cuda_network_lists.cuh"
+#include "kernels/ops/moe_routing/near_tiles.h"
 
 namespace mk::moe_gemm_combine {
 
@@ -22,6 +24,8 @@ struct NetworkStorage : Storage<Config> {
   using Counting = moe::NetworkCountingStorage<Config::NUM_THREADS>;
   static_assert(sizeof(Counting) <= Storage<Config>::ROLE_BYTES);
   NetworkTables network;
+  TileRange near_tiles[moe::MAX_NEAR_RANGES];  // of each local expert
+  __device__ TwoPasses passes() const { return {near_tiles, 1}; }
   __device__ Counting& counting() { return *reinterpret_cast<Counting*>(this->role); }
 };
 
@@ -125,6 +129,12 @@ __device__ __forceinline__ void run_network_cta(const RankLaunch& launch, const 
 template <class Config>
 __device__ __forceinline__ void place(const RankLaunch& launch, const NetworkParams& params,
                                       NetworkStorage<Config>& smem) {
+  const moe::CudaRouting& routing = params.routing;
+  const moe::Counts counts(routing, launch.area(routing.rank, 0));
+  for (int local = threadIdx.x; local < routing.num_experts(routing.rank); local += Config::NUM_THREADS) {
+    smem.near_tiles[local] = moe::near_tiles(routing, params.nodes, counts,
+                                             routing.first_expert(routing.rank) + local, Config::BLOCK_M);
+  }
   fill_network_tables<Config::NUM_THREADS>(launch, params, smem.tables, smem.network);
   if (static_cast<int>(blockIdx.x) < params.routing.num_counting_ctas)
     place_leaders<Config::NUM_THREADS>(launch, params, smem.tables, smem.network, smem.counting());

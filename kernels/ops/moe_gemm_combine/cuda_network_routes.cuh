@@ -46,6 +46,8 @@ __device__ void fill_network_tables(const RankLaunch& launch, const NetworkParam
   const moe::CudaRouting& routing = params.routing;
   const moe::Counts counts(routing, launch.area(routing.rank, 0));
   const int own_node = params.nodes.node[routing.rank];
+  if (threadIdx.x == 0)
+    fill_homes(routing, tables, [&](int home) { return params.nodes.node[home] != own_node; });
   fill_experts<NUM_THREADS>(params, counts, tables);
   for (int i = threadIdx.x / 32; i < routing.nranks + params.nodes.num_nodes; i += NUM_THREADS / 32) {
     if (i < routing.nranks) {

@@ -19,16 +19,17 @@ __device__ __forceinline__ RelayWarp relay_warp(const NetworkParams& params) {
 }
 
 // By a whole warp whose stores of a unit are made: counts it, and raises the flag of the same number here with
-// the last of those expected.
+// the last of those expected. All of it stays on this GPU, until the CTA that has the network releases it to
+// the system with its post.
 __device__ __forceinline__ void count_unit(const RankLaunch& launch, const RankComm& comm, int number,
                                            uint32_t expected) {
-  ptx::fence_acq_rel_sys();
+  ptx::fence_acq_rel_gpu();
   __syncwarp();
   if (threadIdx.x % 32 == 0) {
     uint32_t* const count = &comm.state->counts[number];
     if (atomicAdd(count, 1u) + 1 == expected) {
       ptx::st_relaxed_gpu(count, 0);
-      ptx::fence_acq_rel_sys();
+      ptx::fence_acq_rel_gpu();
       launch.raise_flag_relaxed(comm.rank, number);
     }
   }

@@ -75,7 +75,7 @@ __device__ __forceinline__ void fill_experts(const CudaParams& params, const moe
   for (int local = threadIdx.x; local < num_experts; local += NUM_THREADS)
     count_expert(params.routing, counts, params.unit_rows, local, tables);
   __syncthreads();
-  uint32_t* const sums[] = {tables.rows, tables.blocks, tables.units};
+  uint32_t* const sums[] = {tables.rows, tables.blocks, tables.rounds};
   for (int i = threadIdx.x / 32; i < 3; i += NUM_THREADS / 32) moe::exclusive_scan(sums[i], num_experts);
 }
 
@@ -84,6 +84,7 @@ template <int NUM_THREADS>
 __device__ void fill_tables(const RankLaunch& launch, const CudaParams& params, Tables& tables) {
   const moe::CudaRouting& routing = params.routing;
   const moe::Counts counts(routing, launch.area(routing.rank, 0));
+  if (threadIdx.x == 0) fill_homes(routing, tables, [](int) { return false; });
   fill_experts<NUM_THREADS>(params, counts, tables);
   for (int home = threadIdx.x / 32; home < routing.nranks; home += NUM_THREADS / 32)
     scan_home(params, counts, tables, home);

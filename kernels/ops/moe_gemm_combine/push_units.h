@@ -13,7 +13,9 @@ struct Tables {
   // By local expert, the last at [local experts].
   uint32_t rows[moe::CUDA_MAX_EXPERTS + 1];    // that the expert computes
   uint32_t blocks[moe::CUDA_MAX_EXPERTS + 1];  // of these rows
-  uint32_t units[moe::CUDA_MAX_EXPERTS + 1];   // turns in which they are pushed
+  uint32_t rounds[moe::CUDA_MAX_EXPERTS + 1];  // in which they are pushed, a unit for each home
+  uint8_t homes[MAX_GPU_RANKS];                // in turn, num_far in other nodes first
+  int num_far;
   // By expert: rows of this rank's tokens that come home from it. Of several nodes those of its node alone are
   // counted, and the last is that of all rows that come here.
   uint32_t home_rows[moe::CUDA_MAX_EXPERTS + 1];
@@ -24,6 +26,19 @@ struct Tables {
   uint32_t peer_blocks[moe::CUDA_MAX_EXPERTS + MAX_GPU_RANKS];
   uint8_t collector[MAX_GPU_RANKS];
 };
+
+// The next ranks' turns come first. is_far(home): is it in another node?
+template <class IsFar>
+MK_HOST_DEVICE void fill_homes(const moe::CudaRouting& routing, Tables& tables, IsFar&& is_far) {
+  int count = 0;
+  for (int pass = 0; pass < 2; ++pass) {
+    for (int step = 1; step <= routing.nranks; ++step) {
+      const int home = (routing.rank + step) % routing.nranks;
+      if (is_far(home) == (pass == 0)) tables.homes[count++] = static_cast<uint8_t>(home);
+    }
+    if (pass == 0) tables.num_far = count;
+  }
+}
 
 // A local expert's numbers, yet to be summed.
 MK_HOST_DEVICE void count_expert(const moe::CudaRouting& routing, const moe::Counts& counts, uint32_t unit_rows,
@@ -38,7 +53,7 @@ MK_HOST_DEVICE void count_expert(const moe::CudaRouting& routing, const moe::Cou
   }
   tables.rows[local_expert] = rows;
   tables.blocks[local_expert] = moe::num_row_blocks(rows);
-  tables.units[local_expert] = most_units * routing.nranks;
+  tables.rounds[local_expert] = most_units;
 }
 
 // A home's rows among those of a local expert: a list of the home's, behind `begin` rows of homes before it.
@@ -72,11 +87,16 @@ MK_HOST_DEVICE uint64_t note_of(int rank, uint32_t num_units, uint32_t block, ui
 // The `index`-th turn's.
 MK_HOST_DEVICE PushUnit unit_of(const moe::CudaRouting& routing, const CudaLayout& layout, uint32_t unit_rows,
                                 const Tables& tables, const moe::Counts& counts, uint32_t index) {
-  const int local = moe::find_interval(tables.units, routing.num_experts(routing.rank), index);
-  const uint32_t turn = index - tables.units[local];
-  const uint32_t round = turn / routing.nranks;
-  const int step = static_cast<int>(turn - round * routing.nranks);
-  const int home = (routing.rank + 1 + step) % routing.nranks;
+  const int num_experts = routing.num_experts(routing.rank);
+  // All rounds of homes in other nodes, for whose rows the network waits; then all of the others.
+  const uint32_t num_far_turns = tables.rounds[num_experts] * tables.num_far;
+  const bool is_far = index < num_far_turns;
+  const uint32_t turn = is_far ? index : index - num_far_turns;
+  const auto num_homes = static_cast<uint32_t>(is_far ? tables.num_far : routing.nranks - tables.num_far);
+  const uint32_t in_all = turn / num_homes;
+  const int local = moe::find_interval(tables.rounds, num_experts, in_all);
+  const uint32_t round = in_all - tables.rounds[local];
+  const int home = tables.homes[(is_far ? 0 : tables.num_far) + static_cast<int>(turn - in_all * num_homes)];
   const HomeRows rows = home_rows(counts, routing.first_expert(routing.rank) + local, home);
   if (round >= rows.segment.num_units(unit_rows)) return {};
   const uint32_t begin = rows.segment.unit_begin(round, unit_rows);
