@@ -38,6 +38,8 @@ constexpr int64_t TYPICAL_K = 2048;
 constexpr double LINK_BYTES_PER_US = 363e3;
 // What tiles cut along k take of the predicted time where warpgroups take turns.
 constexpr double PING_PONG_CUT_FACTOR = 1.15;
+// What an owner has computed at a time where owners take turns, in waves.
+constexpr double BLOCK_WAVES = 0.5;
 // Of a product's time, that the links may need, for pushes to be paced.
 constexpr double PACED_SHARE = 0.85;
 
@@ -244,7 +246,6 @@ bool leaves_links_free(const GemmCall& call, const RankGemmPlan& plan) {
 // An all-reduce's tiles are finished in many rounds, so that they travel all the time. What a reduce-scatter
 // has to send leaves soonest if each owner has but one.
 gemm_reduce_scatter::OwnerTiles owner_tiles_of(const GemmCall& call, int num_ctas, const RankGemmPlan& plan) {
-  constexpr double BLOCK_WAVES = 0.5;
   const int tile_rows = std::max(1, plan.tile_rows);
   const int num_n_tiles = static_cast<int>(
       ceil_div(call.n, plan.gemm.block_n * int64_t{plan.splits_columns ? plan.num_owners : 1}));
@@ -455,30 +456,71 @@ void count_bytes(const GemmCall& call, const TopologyView& nodes, RankGemmPlan& 
   }
 }
 
+constexpr int64_t MIN_PUT_BYTES = 256 << 10;
+constexpr int64_t MAX_PUT_BYTES = 1 << 20;
+
+// Of an owner's tiles, `group_rows` rows of which are walked together.
+gemm_reduce_scatter::TileChunks chunks_of(const RankGemmPlan& plan, int num_n_tiles, int64_t tile_bytes,
+                                          int group_rows) {
+  constexpr int PUTS_OF_AN_OWNER = 128;  // the last one is late by one in so many
+  const int tile_rows = std::max(1, plan.tile_rows);
+  const int64_t put_bytes = std::clamp(int64_t{plan.tile_rows} * num_n_tiles * tile_bytes / PUTS_OF_AN_OWNER,
+                                       MIN_PUT_BYTES, MAX_PUT_BYTES);
+  const auto chunk_tiles = std::clamp<int64_t>(ceil_div(put_bytes, tile_bytes), 1, std::max(1, num_n_tiles));
+  return {tile_rows, num_n_tiles, group_rows, static_cast<int>(chunk_tiles)};
+}
+
+// Where a node's owners take turns, a chunk is no wider than a block, of which the last is late: if there are
+// signals for so many. What ranks must agree on does not follow from how many of them a node has.
+void choose_rounds(const GemmCall& call, const TopologyView& nodes, int num_ctas, RankGemmPlan& to) {
+  gemm_reduce_scatter::NetworkSchedule& network = to.network;
+  gemm_reduce_scatter::TileChunks& chunks = network.finished;
+  gemm_reduce_scatter::OwnerTiles& near = to.network_tiles.near;
+  const auto columns =
+      std::max(1, static_cast<int>(BLOCK_WAVES * compute_ctas(call, num_ctas) / chunks.group_rows));
+  const auto least = static_cast<int>(ceil_div(MIN_PUT_BYTES, network.finished_tile_bytes));
+  chunks.chunk_tiles = std::min(chunks.chunk_tiles, std::max(least, columns));
+  if (!check_signals(call, network.num_signals(nodes.nranks)).ok())
+    chunks.chunk_tiles = std::max(chunks.chunk_tiles, network.sums.chunk_tiles);
+  const int rounds = std::max(1, chunks.per_row() / std::max(1, columns / chunks.chunk_tiles));
+  near.group_rows = near.block_rows = chunks.group_rows;
+  near.block_columns = std::max(1, static_cast<int>(ceil_div(chunks.per_row(), rounds)) * chunks.chunk_tiles);
+  // Two blocks of each, so that what an owner waits for is there.
+  to.network_tiles.lead = std::min(near.size(), 2 * near.num_owners * near.block_rows * near.block_columns);
+}
+
 // Sums and finished tiles travel in chunks of tiles.
 Status plan_network_reduction(const GemmCall& call, const TopologyView& nodes, int num_sms, RankGemmPlan& to) {
-  constexpr int64_t MIN_PUT_BYTES = 256 << 10;
-  constexpr int64_t MAX_PUT_BYTES = 1 << 20;
-  constexpr int PUTS_OF_AN_OWNER = 128;  // the last one is late by one in so many
   const bool reduces_all = call.op == MK_OPERATOR_GEMM_ALLREDUCE;
   const int64_t block_elements = int64_t{to.gemm.block_m} * to.gemm.block_n;
   const int64_t tile_bytes = block_elements * element_bytes(call.comm_dtype);
+  const int64_t finished_tile_bytes = reduces_all ? block_elements * element_bytes(call.out_dtype) : 0;
+  const int tile_rows = std::max(1, to.tile_rows);
   const int num_n_tiles = static_cast<int>(ceil_div(call.n, to.gemm.block_n));
   const int max_local = gemm_reduce_scatter::max_local_nranks(nodes);
+  const int num_far = nodes.nranks - nodes.local_nranks();
   // Owners elsewhere take turns in the groups of rows of tiles that are walked together.
-  const int chunk_rows = std::max(1, to.gemm.group_m / std::max(1, nodes.nranks - max_local));
-  const int64_t put_bytes = std::clamp(int64_t{to.tile_rows} * num_n_tiles * tile_bytes / PUTS_OF_AN_OWNER,
-                                       MIN_PUT_BYTES, MAX_PUT_BYTES);
-  const auto chunk_tiles = std::clamp<int64_t>(ceil_div(put_bytes, tile_bytes), 1, std::max(1, num_n_tiles));
+  const int far_rows = std::max(1, to.gemm.group_m / std::max(1, nodes.nranks - max_local));
   to.network = {nodes.num_nodes,
                 max_local,
                 gemm_reduce_scatter::max_reductions(nodes),
-                std::max(1, to.tile_rows),
-                num_n_tiles,
-                chunk_rows,
-                static_cast<int>(chunk_tiles),
+                chunks_of(to, num_n_tiles, tile_bytes, far_rows),
+                chunks_of(to, num_n_tiles, tile_bytes, far_rows),
                 tile_bytes,
-                reduces_all ? block_elements * element_bytes(call.out_dtype) : 0};
+                finished_tile_bytes};
+  to.network_tiles = {
+      num_far,
+      to.gemm.group_m,
+      {nodes.local_nranks() - 1, tile_rows, num_n_tiles, tile_rows, std::max(1, num_n_tiles), to.gemm.group_m},
+      0};
+  to.network_tiles.lead = to.network_tiles.near.size();
+  if (reduces_all) {
+    // Blocks of two owners are in flight together, where there are two.
+    const int rows =
+        max_local > 1 ? group_rows(static_cast<int>(ceil_div(to.gemm.group_m, 2)), tile_rows) : to.gemm.group_m;
+    to.network.finished = chunks_of(to, num_n_tiles, finished_tile_bytes, rows);
+    choose_rounds(call, nodes, num_sms, to);
+  }
   to.reducers = gemm_reduce_scatter::make_reducers(nodes);
   const int64_t flags = to.network.num_flags(nodes.nranks);
   if (flags > kFlagsPerBank) return too_many_flags(call, flags);
@@ -488,8 +530,8 @@ Status plan_network_reduction(const GemmCall& call, const TopologyView& nodes, i
   if (reduces_all) to.area_bytes += nodes.nranks * max_slot_bytes(max_rows, call.n, call.out_dtype);
   mk_plan_t& plan = to.plan;
   plan.workspace_bytes = 2 * static_cast<uint64_t>(to.area_bytes);
-  plan.num_chunks = std::max(1, to.network.max_chunks());
-  plan.chunk_bytes = chunk_tiles * tile_bytes;
+  plan.num_chunks = std::max(1, to.network.sums.size());
+  plan.chunk_bytes = to.network.sums.chunk_tiles * tile_bytes;
   plan.reduce_ctas = choose_reduce_ctas(call, nodes, num_sms, to);
   plan.compute_ctas = std::min(plan.compute_ctas, num_sms - plan.reduce_ctas);
   plan.send_ctas = 1;

@@ -41,6 +41,7 @@ struct RankGemmPlan {
   int64_t area_bytes = 0;  // of a bank
   // Reductions between nodes.
   gemm_reduce_scatter::NetworkSchedule network{};
+  gemm_reduce_scatter::NetworkTiles network_tiles{};
   gemm_reduce_scatter::Reducers reducers{};
 };
 

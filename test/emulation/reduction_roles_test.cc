@@ -28,11 +28,14 @@ namespace {
 
 using gemm_reduce_scatter::NetworkParams;
 using gemm_reduce_scatter::NetworkSchedule;
+using gemm_reduce_scatter::OwnerTiles;
 
 struct Shape {
   int64_t m, n;
   int group_rows = 2;
   int chunk_tiles = 2;
+  int finished_tiles = 1;  // of a chunk of finished ones
+  int blocks_across = 2;   // chunks of those that an owner has computed in a round
 };
 
 // A warp computes as if it were a CTA.
@@ -71,16 +74,29 @@ class ReductionRank {
     params.tiles.num_m_tiles = rank_.nranks * params.tile_rows;
     params.tiles.num_n_tiles = static_cast<int>(ceil_div(shape.n, EmulatedTiles::BLOCK_N));
     params.tiles.num_workers = kNumWarps;
-    params.tiles.group_m = 3;
+    const int num_n_tiles = params.tiles.num_n_tiles;
+    const int group_rows = std::min(shape.group_rows, params.tile_rows);
     params.network = {rank_.topology.num_nodes,
                       gemm_reduce_scatter::max_local_nranks(arrays_.view()),
                       gemm_reduce_scatter::max_reductions(arrays_.view()),
-                      params.tile_rows,
-                      params.tiles.num_n_tiles,
-                      std::min(shape.group_rows, params.tile_rows),
-                      shape.chunk_tiles,
+                      {params.tile_rows, num_n_tiles, group_rows, shape.chunk_tiles},
+                      {params.tile_rows, num_n_tiles, group_rows, shape.finished_tiles},
                       kTileBytes,
                       reduces_all_ ? kTileBytes : 0};
+    const int num_local = arrays_.view().local_nranks();
+    params.network_tiles = {
+        rank_.nranks - num_local,
+        3,
+        {num_local - 1, params.tile_rows, num_n_tiles, params.tile_rows, std::max(1, num_n_tiles), 3},
+        0};
+    OwnerTiles& near = params.network_tiles.near;
+    params.network_tiles.lead = near.size();
+    if (reduces_all_) {
+      near.block_rows = near.group_rows = group_rows;
+      near.block_columns = shape.finished_tiles * shape.blocks_across;
+      params.network_tiles.lead =
+          std::min(near.size(), 2 * near.num_owners * near.block_rows * near.block_columns);
+    }
     params.reducers = gemm_reduce_scatter::make_reducers(arrays_.view());
     c_.assign(static_cast<size_t>((reduces_all_ ? shape.m : max_rows) * shape.n + 1), kBefore);
     params.output.c = c_.data();
@@ -137,10 +153,9 @@ class ReductionRank {
     const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
     BulkPush push(storage, warp);
     EpilogueBuffers<1> buffers{};
-    RankTileCursor tiles(params.tiles, warp, order_of(params));
+    OwnerTileCursor tiles(params.network_tiles, params.tiles.num_k_steps, warp, kNumWarps);
     TileWork work{};
-    while (tiles.next(&work, EmulatedTiles::BLOCK_M,
-                      [&](int position) { return rows_of(params, owner_at(params, position)); })) {
+    while (next_tile<EmulatedTiles>(params, tiles, &work)) {
       const RankTile place = order_of(params).place(work);
       const int owner = owner_at(params, place.position);
       for (int slab = 0; slab < num_slabs_of<EmulatedTiles>(params, owner, place.index); ++slab) {
@@ -215,8 +230,9 @@ TEST_CASE("partial tiles are summed in each node and then between them, launch a
             ReductionRank reduction(rank, reduces_all);
             MK_EXPECT_OK(reduction.set_up());
             MK_EXPECT(rank.barrier());
-            for (const Shape& shape : {Shape{300, 100}, Shape{3, 40}, Shape{0, 64}, Shape{70, 0},
-                                       Shape{640, 170, 3, 4}, Shape{33, 33, 1, 1}}) {
+            for (const Shape& shape :
+                 {Shape{300, 100}, Shape{3, 40}, Shape{0, 64}, Shape{70, 0}, Shape{640, 170, 3, 4, 2, 1},
+                  Shape{33, 33, 1, 1}, Shape{450, 290, 2, 3, 2, 3}}) {
               if (std::string text = run_launches(reduction, rank, shape); !text.empty()) {
                 return format("m %lld, n %lld: ", (long long)shape.m, (long long)shape.n) + text;
               }

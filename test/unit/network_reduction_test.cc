@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <tuple>
 #include <vector>
 
 #include "kernels/ops/gemm_reduce_scatter/network_schedule.h"
@@ -23,15 +24,45 @@ Topology topology_of(int rank, const std::vector<int32_t>& nodes) {
   return Topology::make(rank, std::vector<std::string>(nodes.size(), "host"), nodes);
 }
 
-// Rows, columns, rows of a group, tiles of a chunk, bytes of a tile.
+// Of sums and of what is finished: rows, columns, rows of a group, tiles of a chunk; bytes of a tile.
 std::vector<NetworkSchedule> schedules() {
   std::vector<NetworkSchedule> made;
-  for (const auto& [rows, columns, group, chunk, bytes] : {std::tuple{8, 8, 8, 4, 65536},
-                                                           {7, 5, 3, 2, 65536},
-                                                           {1, 1, 1, 1, 8192},
-                                                           {5, 9, 1, 4, 40960},
-                                                           {6, 3, 4, 3, 131072}}) {
-    made.push_back({2, 2, 3, rows, columns, group, chunk, bytes, bytes / 2});
+  for (const auto& [rows, columns, group, chunk, finished_group, finished_chunk, bytes] :
+       {std::tuple{8, 8, 8, 4, 4, 2, 65536},
+        {7, 5, 3, 2, 5, 3, 65536},
+        {1, 1, 1, 1, 1, 1, 8192},
+        {5, 9, 1, 4, 5, 9, 40960},
+        {6, 3, 4, 3, 1, 1, 131072}}) {
+    made.push_back({2,
+                    2,
+                    3,
+                    {rows, columns, group, chunk},
+                    {rows, columns, finished_group, finished_chunk},
+                    bytes,
+                    bytes / 2});
+  }
+  return made;
+}
+
+// Orders of ranks: owners elsewhere, other owners of the node, rows and columns of tiles, those of a block,
+// rows of a group.
+std::vector<NetworkTiles> orders() {
+  std::vector<NetworkTiles> made;
+  for (const auto& [far, others, rows, columns, block_rows, block_columns, group] :
+       {std::tuple{2, 1, 64, 128, 8, 8, 8},
+        {2, 1, 16, 16, 16, 16, 4},
+        {1, 2, 7, 11, 3, 4, 3},
+        {3, 0, 5, 9, 5, 2, 5},
+        {1, 0, 3, 3, 2, 2, 2},
+        {4, 3, 5, 7, 2, 3, 1},
+        {2, 1, 1, 1, 1, 1, 1},
+        {24, 7, 3, 5, 3, 1, 2},
+        {2, 1, 9, 5, 4, 6, 4},
+        {2, 2, 4, 0, 4, 1, 4}}) {
+    const OwnerTiles near = {others, rows, columns, block_rows, block_columns, group};
+    const int block = block_rows * block_columns;
+    made.push_back({far, 3, near, std::min(near.size(), 2 * others * block)});
+    made.push_back({far, 3, near, near.size()});  // a reduce-scatter's
   }
   return made;
 }
@@ -40,19 +71,21 @@ std::vector<NetworkSchedule> schedules() {
 
 TEST_CASE("chunks are numbered group by group, and each tile is in the chunk that it is said to be in") {
   for (const NetworkSchedule& schedule : schedules()) {
-    std::set<std::pair<int, int>> seen;
-    int last_group = 0;
-    for (int number = 0; number < schedule.max_chunks(); ++number) {
-      const TileChunk chunk = schedule.chunk(number);
-      CHECK(chunk.num_tiles >= 1);
-      CHECK(chunk.m_tile / schedule.group_rows >= last_group);
-      last_group = chunk.m_tile / schedule.group_rows;
-      for (int i = 0; i < chunk.num_tiles; ++i) {
-        CHECK(schedule.chunk_of(chunk.m_tile, chunk.first_n_tile + i) == number);
-        CHECK(seen.insert({chunk.m_tile, chunk.first_n_tile + i}).second);
+    for (const TileChunks& chunks : {schedule.sums, schedule.finished}) {
+      std::set<std::pair<int, int>> seen;
+      int last_group = 0;
+      for (int number = 0; number < chunks.size(); ++number) {
+        const TileChunk chunk = chunks.at(number);
+        CHECK(chunk.num_tiles >= 1);
+        CHECK(chunk.m_tile / chunks.group_rows >= last_group);
+        last_group = chunk.m_tile / chunks.group_rows;
+        for (int i = 0; i < chunk.num_tiles; ++i) {
+          CHECK(chunks.of_tile(chunk.m_tile, chunk.first_n_tile + i) == number);
+          CHECK(seen.insert({chunk.m_tile, chunk.first_n_tile + i}).second);
+        }
       }
+      CHECK(static_cast<int>(seen.size()) == schedule.tiles());
     }
-    CHECK(static_cast<int>(seen.size()) == schedule.tiles());
   }
 }
 
@@ -61,7 +94,7 @@ TEST_CASE("sums cover every tile of every owner relayed once, chunk by chunk") {
     for (const int num_relayed : {1, 3}) {
       // Tiles of the last row have fewer bytes with rows in them.
       const auto bytes_of = [&](int m_tile) {
-        return m_tile + 1 < schedule.tile_rows ? schedule.tile_bytes : schedule.tile_bytes / 8 * 3;
+        return m_tile + 1 < schedule.sums.tile_rows ? schedule.tile_bytes : schedule.tile_bytes / 8 * 3;
       };
       std::map<std::tuple<int, int, int>, int64_t> bytes;  // of a relayed rank's tile
       std::map<std::pair<int, int>, int> units;            // of a relayed rank's chunk
@@ -72,8 +105,8 @@ TEST_CASE("sums cover every tile of every owner relayed once, chunk by chunk") {
         CHECK(turn >= last);
         last = turn;
         if (!unit.tile.is_there) continue;
-        REQUIRE(unit.tile.n_tile < schedule.num_n_tiles);
-        CHECK(schedule.chunk_of(unit.tile.m_tile, unit.tile.n_tile) == unit.tile.chunk);
+        REQUIRE(unit.tile.n_tile < schedule.num_n_tiles());
+        CHECK(schedule.sums.of_tile(unit.tile.m_tile, unit.tile.n_tile) == unit.tile.chunk);
         const int64_t count =
             std::min<int64_t>(NetworkSchedule::SUM_UNIT_BYTES, bytes_of(unit.tile.m_tile) - unit.begin);
         if (count <= 0) continue;
@@ -85,7 +118,7 @@ TEST_CASE("sums cover every tile of every owner relayed once, chunk by chunk") {
       CHECK(static_cast<int>(bytes.size()) == num_relayed * schedule.tiles());
       for (const auto& [tile, sum] : bytes) CHECK(sum == bytes_of(std::get<1>(tile)));
       for (const auto& [chunk, count] : units) {
-        CHECK(schedule.units_of_chunk(chunk.second, bytes_of(schedule.chunk(chunk.second).m_tile)) == count);
+        CHECK(schedule.units_of_chunk(chunk.second, bytes_of(schedule.sums.at(chunk.second).m_tile)) == count);
       }
     }
   }
@@ -108,9 +141,9 @@ TEST_CASE("finished chunks are forwarded whole, chunk by chunk") {
         bytes += unit.num_bytes;
         ++units;
       }
-      CHECK(static_cast<int>(seen.size()) == num_owners * schedule.max_chunks());
+      CHECK(static_cast<int>(seen.size()) == num_owners * schedule.finished.size());
       for (const auto& [turn, sum] : seen) {
-        CHECK(sum.first == schedule.chunk(turn.first).num_tiles * schedule.finished_tile_bytes);
+        CHECK(sum.first == schedule.finished.at(turn.first).num_tiles * schedule.finished_tile_bytes);
         CHECK(sum.second == schedule.finished_units(schedule.finished_chunk_bytes(turn.first)));
       }
     }
@@ -124,7 +157,7 @@ TEST_CASE("slots, flags and signals of a bank do not overlap") {
       const TopologyArrays arrays(topology_of(rank, nodes));
       const TopologyView& view = arrays.view();
       const NetworkSchedule schedule = {
-          view.num_nodes, max_local_nranks(view), max_reductions(view), 5, 3, 2, 2, 8192, 4096};
+          view.num_nodes, max_local_nranks(view), max_reductions(view), {5, 3, 2, 2}, {5, 3, 5, 1}, 8192, 4096};
       const int num_local = view.local_nranks();
       const int num_relayed = make_rank_order(view).num_relayed;
       const bool is_alone = num_local == 1;
@@ -141,14 +174,15 @@ TEST_CASE("slots, flags and signals of a bank do not overlap") {
       };
       for (int node = 0; node < view.num_nodes; ++node) {
         add_slot(schedule.sum_offset(node));
-        for (int chunk = 0; chunk < schedule.max_chunks(); ++chunk)
-          add_flag(schedule.arrived_flag(node, chunk));
+        for (int chunk = 0; chunk < schedule.sums.size(); ++chunk) add_flag(schedule.arrived_flag(node, chunk));
       }
       std::set<int> signals;
-      for (int chunk = 0; chunk < schedule.max_chunks(); ++chunk) {
-        for (int node = 0; node < view.num_nodes; ++node)
+      for (int node = 0; node < view.num_nodes; ++node) {
+        for (int chunk = 0; chunk < schedule.sums.size(); ++chunk)
           CHECK(signals.insert(schedule.signal(node, chunk)).second);
-        for (int owner = 0; owner < nranks; ++owner) {
+      }
+      for (int owner = 0; owner < nranks; ++owner) {
+        for (int chunk = 0; chunk < schedule.finished.size(); ++chunk) {
           CHECK(signals.insert(schedule.finished_signal(owner, chunk)).second);
           add_flag(schedule.finished_flag(owner, chunk));
         }
@@ -172,14 +206,14 @@ TEST_CASE("slots, flags and signals of a bank do not overlap") {
         } else {
           add_slot(schedule.put_offset(false, reduction));
         }
-        for (int chunk = 0; chunk < schedule.max_chunks(); ++chunk)
+        for (int chunk = 0; chunk < schedule.sums.size(); ++chunk)
           add_flag(schedule.summed_flag(reduction, chunk));
       }
     }
   }
 }
 
-TEST_CASE("owners elsewhere come first and in turn, this rank last") {
+TEST_CASE("owners elsewhere come first, this rank last") {
   for (const auto& nodes : TOPOLOGIES) {
     const int nranks = static_cast<int>(nodes.size());
     for (int rank = 0; rank < nranks; ++rank) {
@@ -187,20 +221,58 @@ TEST_CASE("owners elsewhere come first and in turn, this rank last") {
       const TopologyView& view = arrays.view();
       const Reducers reducers = make_reducers(view);
       const int num_far = nranks - view.local_nranks();
-      constexpr int TILE_ROWS = 5;
-      const FarFirstTileOrder order = {TILE_ROWS, num_far};
-      std::set<std::pair<int, int>> seen;
-      for (int m_tile = 0; m_tile < nranks * TILE_ROWS; ++m_tile) {
-        TileWork work{};
-        work.m_tile = m_tile;
-        const RankTile place = order.place(work);
-        const bool is_far = m_tile < num_far * TILE_ROWS;
-        CHECK(view.is_local(reducers.owner_at[place.position]) != is_far);
-        CHECK((place.index >= 0 && place.index < TILE_ROWS));
-        if (is_far) CHECK(place.index == m_tile / num_far);
-        CHECK((reducers.owner_at[place.position] == rank) == (m_tile >= (nranks - 1) * TILE_ROWS));
-        CHECK(seen.insert({place.position, place.index}).second);
+      for (int position = 0; position < nranks; ++position) {
+        CHECK(view.is_local(reducers.owner_at[position]) == (position >= num_far));
+        CHECK((reducers.owner_at[position] == rank) == (position == nranks - 1));
       }
     }
+  }
+}
+
+TEST_CASE("every owner's tile is computed once: those of owners elsewhere first, row by row in turn") {
+  for (const NetworkTiles& order : orders()) {
+    const OwnerTiles& near = order.near;
+    std::set<std::tuple<int, int, int>> seen;
+    for (int number = 0; number < order.size(); ++number) {
+      const OwnerTile tile = order.at(number);
+      CHECK((tile.position >= 0 && tile.position <= order.num_far + near.num_owners));
+      CHECK((tile.position < order.num_far) == (number < order.num_far * near.tiles_of_owner()));
+      CHECK((tile.row >= 0 && tile.row < near.tile_rows));
+      CHECK((tile.column >= 0 && tile.column < near.num_n_tiles));
+      CHECK(seen.insert({tile.position, tile.row, tile.column}).second);
+      CHECK(order.m_tile(tile) == tile.position * near.tile_rows + tile.row);
+      if (tile.position >= order.num_far) continue;
+      // Of each owner about as many have been.
+      const int in_turn = tile.row * order.num_far + tile.position;
+      CHECK(in_turn / order.far_group_rows == number / (order.far_group_rows * near.num_n_tiles));
+    }
+    CHECK(static_cast<int>(seen.size()) == order.size());
+  }
+}
+
+TEST_CASE("no tile of this rank's own is computed before those that its node computes of the others'") {
+  for (const NetworkTiles& order : orders()) {
+    // By the order of each owner's tiles, which is the same for all of the node.
+    std::vector<std::vector<std::pair<int, int>>> had(static_cast<size_t>(order.near.num_owners) + 1);
+    std::map<std::pair<int, int>, size_t> of_others;
+    size_t num_of_others = 0, num_own = 0, most_ahead = 0;
+    for (int number = order.num_far * order.near.tiles_of_owner(); number < order.size(); ++number) {
+      const OwnerTile tile = order.at(number);
+      const std::pair<int, int> place = {tile.row, tile.column};
+      const int owner = tile.position - order.num_far;
+      had[static_cast<size_t>(owner)].push_back(place);
+      if (owner < order.near.num_owners) {
+        ++of_others[place];
+        ++num_of_others;
+        continue;
+      }
+      CHECK(static_cast<int>(of_others[place]) == order.near.num_owners);
+      ++num_own;
+      const size_t due = num_own * static_cast<size_t>(order.near.num_owners);
+      most_ahead = std::max(most_ahead, num_of_others > due ? num_of_others - due : 0);
+    }
+    for (const auto& tiles : had) CHECK(tiles == had.back());
+    const int round = order.near.num_owners * order.near.block_rows * order.near.block_columns;
+    CHECK(static_cast<int>(most_ahead) <= std::max(order.lead, round));
   }
 }

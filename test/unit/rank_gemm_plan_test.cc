@@ -337,8 +337,13 @@ TEST_CASE("reductions between nodes: CTAs that sum, areas that serve smaller cal
       const RankGemmPlan plan = planned(m, n, 512);
       CHECK(plan.network.num_slots() * plan.network.slot_bytes() <= std::max<int64_t>(plan.area_bytes, 0));
       CHECK(plan.area_bytes <= large.area_bytes);
-      CHECK(plan.network.group_rows >= 1);
-      CHECK(plan.network.tiles() == std::max(1, plan.tile_rows) * plan.network.num_n_tiles);
+      CHECK(plan.network.sums.group_rows >= 1);
+      CHECK(plan.network.tiles() == std::max(1, plan.tile_rows) * plan.network.num_n_tiles());
+      // Each owner has one block.
+      CHECK(plan.network_tiles.size() == 4 * plan.network.tiles());
+      CHECK(plan.network_tiles.near.block_rows >= plan.tile_rows);
+      CHECK(plan.network_tiles.near.block_columns >= plan.network.num_n_tiles());
+      CHECK(plan.network_tiles.lead == plan.network.tiles());
     }
   }
 }
@@ -401,6 +406,46 @@ TEST_CASE("all-reduces between nodes: what is finished travels, too, and lies be
       CHECK(plan.network.finished_offset(4, 0, 0) <= plan.area_bytes);
       CHECK(plan.area_bytes <= large.area_bytes);
       CHECK(plan.network.finished_tile_bytes == 2 * plan.network.tile_bytes);
+    }
+  }
+}
+
+TEST_CASE("between nodes an all-reduce's owners take turns, block by block of whole chunks") {
+  const auto planned = [&](int64_t m, int64_t n, int rank, const std::vector<int32_t>& nodes) {
+    const int nranks = static_cast<int>(nodes.size());
+    const TopologyArrays arrays(Topology::make(rank, std::vector<std::string>(nodes.size(), "host"), nodes));
+    const Result<RankGemmPlan> plan = rank_gemm_plan(make_call(MK_OPERATOR_GEMM_ALLREDUCE, m, n, m / nranks),
+                                                     rank, nranks, NUM_SMS, &arrays.view());
+    REQUIRE(plan.ok());
+    return plan.value();
+  };
+  for (const std::vector<int32_t>& nodes :
+       {std::vector<int32_t>{0, 1}, {0, 0, 1, 1}, {0, 1, 0, 1}, {0, 0, 0, 1}, {0, 1, 2, 3}}) {
+    const RankGemmPlan first = planned(16384, 16384, 0, nodes);
+    for (int rank = 0; rank < static_cast<int>(nodes.size()); ++rank) {
+      for (const int64_t m : {0, 1, 3, 130, 4096, 16384, 32768, 65536}) {
+        for (const int64_t n : {0, 8, 1000, 16384, 32768}) {
+          const RankGemmPlan plan = planned(m, n, rank, nodes);
+          const gemm_reduce_scatter::TileChunks& chunks = plan.network.finished;
+          const gemm_reduce_scatter::OwnerTiles& near = plan.network_tiles.near;
+          CHECK(plan.network_tiles.size() == static_cast<int>(nodes.size()) * plan.network.tiles());
+          CHECK(chunks.tiles() == plan.network.tiles());
+          CHECK(near.block_rows == chunks.group_rows);
+          CHECK(near.group_rows == chunks.group_rows);
+          CHECK((near.block_columns % chunks.chunk_tiles == 0 || near.block_columns >= near.num_n_tiles));
+          // Those of the node are ahead by two blocks, or all.
+          CHECK(plan.network_tiles.lead ==
+                std::min(near.size(), 2 * near.num_owners * near.block_rows * near.block_columns));
+        }
+      }
+      // The ranks agree on chunks, whoever is in their node.
+      const RankGemmPlan large = planned(16384, 16384, rank, nodes);
+      CHECK(large.network.finished.group_rows == first.network.finished.group_rows);
+      CHECK(large.network.finished.chunk_tiles == first.network.finished.chunk_tiles);
+      const int block = large.network_tiles.near.block_rows * large.network_tiles.near.block_columns;
+      CHECK((block >= NUM_SMS / 4 && block <= NUM_SMS));
+      const int64_t put_bytes = large.network.finished.chunk_tiles * large.network.finished_tile_bytes;
+      CHECK((put_bytes >= 256 << 10 && put_bytes <= 1 << 20));
     }
   }
 }

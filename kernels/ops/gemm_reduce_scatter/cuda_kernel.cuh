@@ -27,7 +27,7 @@ __device__ __forceinline__ int owner_at(const CudaParams& params, int position) 
 __device__ __forceinline__ RankTileOrder order_of(const CudaParams& params) { return {params.tile_rows, 0}; }
 
 // A CTA's tiles.
-__device__ __forceinline__ OwnerTileCursor tile_cursor(const CudaParams& params) {
+__device__ __forceinline__ OwnerTileCursor<> tile_cursor(const CudaParams& params) {
   return {params.owner_tiles, params.tiles.num_k_steps, static_cast<int>(blockIdx.x), params.tiles.num_workers};
 }
 
@@ -46,7 +46,7 @@ __device__ __forceinline__ int first_n_tile_of(const CudaParams& params, int own
 }
 
 template <class Config>
-__device__ __forceinline__ bool next_tile(const CudaParams& params, OwnerTileCursor& tiles, TileWork* work) {
+__device__ __forceinline__ bool next_tile(const CudaParams& params, OwnerTileCursor<>& tiles, TileWork* work) {
   return tiles.next(work, [&](const OwnerTile& tile) {
     const int owner = owner_at(params, tile.position);
     return tile.row * Config::BLOCK_M < rows_of(params, owner) &&

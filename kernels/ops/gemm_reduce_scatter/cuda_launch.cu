@@ -100,6 +100,7 @@ class NetworkReductionLaunch final : public ReductionLaunchOf<NetworkParams> {
             call.dtype == MK_DTYPE_FP16 ? cuda_network_kernels_fp16() : cuda_network_kernels_bf16(),
             RANK_GEMM_TILES, plan.plan.reduce_ctas + NUM_NETWORK_CTAS, call, plan, comm) {
     params_.network = plan.network;
+    params_.network_tiles = plan.network_tiles;
     params_.reducers = plan.reducers;
   }
 

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
 // GEMM+ReduceScatter and GEMM+AllReduce on GPUs of several nodes, as one persistent kernel. Products and pushes
 // are as in cuda_kernel.cuh, but that partial tiles go to the rank that sums them in this node. Those of this
-// rank's own rows are summed in the epilogue, last of all, with what has come from its node and from the
-// others. A few CTAs sum those for owners elsewhere, where there is anything to sum: a rank that is alone in
-// its node leaves its partial tiles where they are put from. One CTA has the network: it puts the sums for
-// owners elsewhere, and tells of those that have come for this rank. All-reduce: finished tiles go on, chunk by
-// chunk, to the ranks of the node and to the rail peers, who forward them, and every rank brings them to its C.
+// rank's own rows are summed in the epilogue with what has come from its node and from the others: last of all,
+// or, since what an all-reduce has finished goes on, in turn with those of the other ranks of the node. A few
+// CTAs sum those for owners elsewhere, where there is anything to sum: a rank that is alone in its node leaves
+// its partial tiles where they are put from. One CTA has the network: it puts the sums for owners elsewhere,
+// and tells of those that have come for this rank. All-reduce: finished tiles go on, chunk by chunk, to the
+// ranks of the node and to the rail peers, who forward them, and every rank brings them to its C.
 #pragma once
 
 #include "kernels/device/arrival_window.h"
@@ -24,20 +25,18 @@ __device__ __forceinline__ int owner_at(const NetworkParams& params, int positio
   return params.reducers.owner_at[position];
 }
 
-__device__ __forceinline__ FarFirstTileOrder order_of(const NetworkParams& params) {
-  return {params.tile_rows, params.comm.nranks - params.comm.order.num_local};
-}
-
 // A CTA's tiles.
-__device__ __forceinline__ RankTileCursor<FarFirstTileOrder> tile_cursor(const NetworkParams& params) {
-  return {params.tiles, static_cast<int>(blockIdx.x), order_of(params)};
+__device__ __forceinline__ OwnerTileCursor<NetworkTiles> tile_cursor(const NetworkParams& params) {
+  return {params.network_tiles, params.tiles.num_k_steps, static_cast<int>(blockIdx.x),
+          params.tiles.num_workers};
 }
 
 template <class Config>
-__device__ __forceinline__ bool next_tile(const NetworkParams& params, RankTileCursor<FarFirstTileOrder>& tiles,
+__device__ __forceinline__ bool next_tile(const NetworkParams& params, OwnerTileCursor<NetworkTiles>& tiles,
                                           TileWork* work) {
-  return tiles.next(work, Config::BLOCK_M,
-                    [&](int position) { return rows_of(params, owner_at(params, position)); });
+  return tiles.next(work, [&](const OwnerTile& tile) {
+    return tile.row * Config::BLOCK_M < rows_of(params, owner_at(params, tile.position));
+  });
 }
 
 // A tile's number among its owner's, by which flags are counted.
@@ -164,7 +163,7 @@ __device__ __forceinline__ void finish_own_slab(const RankLaunch& launch, const 
   store_slab(accumulators, params.comm_type,
              launch.area(rank, schedule.own_offset(is_alone(params), node, local_rank) + place));
   if (!is_alone(params)) {
-    const int tile = m_tile * schedule.num_n_tiles + work.n_tile;
+    const int tile = m_tile * schedule.num_n_tiles() + work.n_tile;
     if (!wait_flags(
             launch, params.comm.order.num_local, tile,
             [&](int local) { return local == local_rank ? -1 : schedule.partial_flag(0, local, tile); },
@@ -175,7 +174,7 @@ __device__ __forceinline__ void finish_own_slab(const RankLaunch& launch, const 
                                params.comm.order.num_local},
                               params.comm_type, launch.area(rank, schedule.sum_offset(node) + place));
   }
-  const int chunk = schedule.chunk_of(m_tile, work.n_tile);
+  const int chunk = schedule.sums.of_tile(m_tile, work.n_tile);
   const int lane = threadIdx.x % 32;
   if (!wait_for_network(launch, params, lane < schedule.num_nodes && lane != node,
                         schedule.arrived_flag(lane, chunk), DeviceRole::reduce, DeviceObject::partial, chunk,
@@ -247,14 +246,16 @@ __device__ __forceinline__ void tell_of_tile(const RankLaunch& launch, const Net
   const NetworkSchedule& schedule = params.network;
   const int rank = params.comm.rank;
   const int reduction = params.reducers.reduction[owner];
-  const int chunk = schedule.chunk_of(place.index, work.n_tile);
   if (owner == rank) {
-    if (!count_towards(params, schedule.finished_flag(rank, chunk), schedule.chunk(chunk).num_tiles)) return;
+    const int chunk = schedule.finished.of_tile(place.index, work.n_tile);
+    const int num_tiles = schedule.finished.at(chunk).num_tiles;
+    if (!count_towards(params, schedule.finished_flag(rank, chunk), num_tiles)) return;
     ptx::fence_acq_rel_sys();
     tell_finished(launch, params, rank, chunk, 0);
   } else if (is_alone(params)) {
+    const int chunk = schedule.sums.of_tile(place.index, work.n_tile);
     const int flag = schedule.summed_flag(reduction, chunk);
-    if (count_towards(params, flag, schedule.chunk(chunk).num_tiles)) launch.raise_flag(rank, flag);
+    if (count_towards(params, flag, schedule.sums.at(chunk).num_tiles)) launch.raise_flag(rank, flag);
   } else {
     launch.raise_flag(
         params.reducers.reducer[owner],
@@ -309,7 +310,7 @@ __device__ __forceinline__ void push_to_node(const RankLaunch& launch, const Net
   while (next_tile<Config>(params, tiles, &work)) {
     const RankTile place = order_of(params).place(work);
     const int owner = owner_at(params, place.position);
-    if (owner == rank && !reduces_all(params)) return;  // own tiles are the last
+    if (owner == rank && !reduces_all(params)) return;  // a reduce-scatter's own tiles are the last
     const int reducer = params.reducers.reducer[owner];
     const bool is_pushed = owner == rank ? !is_alone(params) : reducer != rank;
     const int num_rows = min(Config::BLOCK_M, rows_of(params, owner) - place.index * Config::BLOCK_M);
@@ -442,7 +443,7 @@ __device__ __forceinline__ bool sum_for_other(const RankLaunch& launch, const Ne
   const int num_bytes =
       min(NetworkSchedule::SUM_UNIT_BYTES, tile_bytes_of<Config>(params, owner, tile.m_tile) - unit.begin);
   if (!tile.is_there || num_bytes <= 0) return true;
-  if (!wait_node(launch, params, 1 + tile.turn, tile.m_tile * params.network.num_n_tiles + tile.n_tile))
+  if (!wait_node(launch, params, 1 + tile.turn, tile.m_tile * params.network.num_n_tiles() + tile.n_tile))
     return false;
   // The copy engine is another proxy than the loads that saw the flags.
   ptx::fence_proxy_async_global();
@@ -458,7 +459,7 @@ __device__ __forceinline__ bool forward_finished(const RankLaunch& launch, const
                                                  BulkPush<Storage>& push, const FinishedUnit& unit,
                                                  Done&& done) {
   const int owner = params.comm.order.relayed[unit.turn];
-  const TileChunk chunk = params.network.chunk(unit.chunk);
+  const TileChunk chunk = params.network.finished.at(unit.chunk);
   if (unit.num_bytes == 0 || num_slabs_of<Config>(params, owner, chunk.m_tile) == 0) return true;
   bool is_here = true;
   if (threadIdx.x % 32 == 0) {
@@ -529,11 +530,13 @@ __device__ __forceinline__ void run_reduce_cta(const RankLaunch& launch, const N
       storage.signals,
       [&](uint64_t bits, uint32_t* expected) {
         const ChunkNote note{bits};
-        const int m_tile = schedule.chunk(note.chunk()).m_tile;
-        *expected =
-            note.is_finished()
-                ? schedule.finished_units(schedule.finished_chunk_bytes(note.chunk()))
-                : schedule.units_of_chunk(note.chunk(), tile_bytes_of<Config>(params, owner_of(note), m_tile));
+        if (note.is_finished()) {
+          *expected = schedule.finished_units(schedule.finished_chunk_bytes(note.chunk()));
+        } else {
+          const int m_tile = schedule.sums.at(note.chunk()).m_tile;
+          *expected =
+              schedule.units_of_chunk(note.chunk(), tile_bytes_of<Config>(params, owner_of(note), m_tile));
+        }
         return &params.comm.state->counts[flag_of(note)];
       },
       [&](uint64_t bits) {
@@ -555,7 +558,7 @@ __device__ __forceinline__ void send_sums(const RankLaunch& launch, const Networ
   const RankOrder& order = params.comm.order;
   const int lane = threadIdx.x % 32;
   const int node = params.reducers.node[params.comm.rank];
-  const int num_puts = order.num_relayed * schedule.max_chunks();
+  const int num_puts = order.num_relayed * schedule.sums.size();
   ArrivalWindow window;
   Patience patience(launch, params.comm, NETWORK_POLL_PAUSE_NS);
   while (window.first < num_puts) {
@@ -566,7 +569,7 @@ __device__ __forceinline__ void send_sums(const RankLaunch& launch, const Networ
     TileChunk chunk{};
     bool is_sent = false, is_due = false;
     if (idx < num_puts && window.is_missing(lane)) {
-      chunk = schedule.chunk(number);
+      chunk = schedule.sums.at(number);
       is_sent = num_slabs_of<Config>(params, owner, chunk.m_tile) > 0;
       is_due = !is_sent || has_flag(launch, params, schedule.summed_flag(1 + relayed, number));
     }
@@ -600,7 +603,7 @@ __device__ __forceinline__ void receive_sums(const RankLaunch& launch, const Net
   const int lane = threadIdx.x % 32;
   const int rank = params.comm.rank;
   const int own_node = params.reducers.node[rank];
-  const int num_chunks = schedule.max_chunks();
+  const int num_chunks = schedule.sums.size();
   const bool has_account = lane < schedule.num_nodes && lane != own_node;
   ArrivalWindow mine;
   Patience patience(launch, params.comm, NETWORK_POLL_PAUSE_NS);
@@ -612,7 +615,7 @@ __device__ __forceinline__ void receive_sums(const RankLaunch& launch, const Net
       const int number = window.first + lane;
       bool has_come = false;
       if (number < num_chunks && window.is_missing(lane)) {
-        const bool is_sent = num_slabs_of<Config>(params, rank, schedule.chunk(number).m_tile) > 0;
+        const bool is_sent = num_slabs_of<Config>(params, rank, schedule.sums.at(number).m_tile) > 0;
         has_come = !is_sent || network.take_signal(schedule.signal(node, number));
         if (is_sent && has_come) launch.raise_flag(rank, schedule.arrived_flag(node, number));
       }
@@ -643,7 +646,7 @@ __device__ __forceinline__ void send_finished(const RankLaunch& launch, const Ne
   const RankOrder& order = params.comm.order;
   const int rank = params.comm.rank;
   const int lane = threadIdx.x % 32;
-  const int num_chunks = schedule.max_chunks();
+  const int num_chunks = schedule.finished.size();
   ArrivalWindow window;
   Patience patience(launch, params.comm, NETWORK_POLL_PAUSE_NS);
   while (window.first < num_chunks) {
@@ -651,7 +654,7 @@ __device__ __forceinline__ void send_finished(const RankLaunch& launch, const Ne
     TileChunk chunk{};
     bool is_sent = false, is_due = false;
     if (number < num_chunks && window.is_missing(lane)) {
-      chunk = schedule.chunk(number);
+      chunk = schedule.finished.at(number);
       is_sent = num_slabs_of<Config>(params, rank, chunk.m_tile) > 0;
       is_due = !is_sent || has_flag(launch, params, schedule.finished_flag(rank, number));
     }
@@ -685,7 +688,7 @@ __device__ __forceinline__ void receive_finished(const RankLaunch& launch, const
   const NetworkSchedule& schedule = params.network;
   const RankOrder& order = params.comm.order;
   const int lane = threadIdx.x % 32;
-  const int num_chunks = schedule.max_chunks();
+  const int num_chunks = schedule.finished.size();
   const bool has_account = lane < order.num_relayed;
   ArrivalWindow mine;
   Patience patience(launch, params.comm, NETWORK_POLL_PAUSE_NS);
@@ -697,7 +700,7 @@ __device__ __forceinline__ void receive_finished(const RankLaunch& launch, const
       const int number = window.first + lane;
       bool has_come = false;
       if (number < num_chunks && window.is_missing(lane)) {
-        const bool is_sent = num_slabs_of<Config>(params, owner, schedule.chunk(number).m_tile) > 0;
+        const bool is_sent = num_slabs_of<Config>(params, owner, schedule.finished.at(number).m_tile) > 0;
         has_come = !is_sent || network.take_signal(schedule.finished_signal(owner, number));
         if (is_sent && has_come) launch.raise_flag(params.comm.rank, schedule.finished_flag(owner, number));
       }
@@ -727,14 +730,14 @@ __device__ __forceinline__ void bring_finished(const RankLaunch& launch, const N
   constexpr int SLABS = Config::BLOCK_M / 16;
   const NetworkSchedule& schedule = params.network;
   const int nranks = params.comm.nranks;
-  const int num_pieces = schedule.num_chunk_tiles(nranks) * SLABS;
+  const int num_pieces = schedule.finished.num_tiles(nranks) * SLABS;
   const int element_bytes = element_bytes_of(params.output.out_type);
   while (true) {
     int number = 0;
     if (threadIdx.x % 32 == 0) number = static_cast<int>(atomicAdd(&params.comm.state->push_ticket, 1u));
     number = __shfl_sync(~0u, number, 0);
     if (number >= num_pieces) return;
-    const ChunkTile tile = schedule.chunk_tile(number / SLABS, nranks);
+    const ChunkTile tile = schedule.finished.tile(number / SLABS, nranks);
     const int slab = number % SLABS;
     const int owner = params.comm.order.rank_at[tile.turn];
     const int row = tile.m_tile * Config::BLOCK_M + slab * 16;

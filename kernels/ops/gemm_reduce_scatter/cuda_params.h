@@ -38,6 +38,7 @@ struct CudaParams {
 // Between nodes.
 struct NetworkParams : CudaParams {
   NetworkSchedule network;
+  NetworkTiles network_tiles;  // instead of owner_tiles
   Reducers reducers;
 };
 

@@ -4,13 +4,13 @@
 //
 // In each node one rank, the reducer, sums an owner's partial tiles: the owner itself, or the rank that relays
 // for it. A reducer numbers its reductions: 0 its own rows, 1 + i those of order.relayed[i]. A rank that is
-// alone in its node has nothing to sum: its partial tiles are its node's sums. Node sums travel in chunks of
-// tiles that lie side by side in a row of tiles; chunks are numbered in the order in which tiles are computed.
-// Finished tiles of an all-reduce travel in the same chunks.
+// alone in its node has nothing to sum: its partial tiles are its node's sums. Node sums, and finished tiles of
+// an all-reduce, travel in chunks of tiles that lie side by side in a row of tiles.
 #pragma once
 
 #include "kernels/device/network_comm.h"
-#include "kernels/device/rank_tiles.h"
+#include "kernels/device/tile_scheduler.h"
+#include "kernels/ops/gemm_reduce_scatter/owner_tiles.h"
 #include "kernels/protocol.h"
 
 namespace mk::gemm_reduce_scatter {
@@ -44,28 +44,22 @@ struct FinishedUnit {
   int num_bytes;  // 0: there are none
 };
 
-struct NetworkSchedule {
-  static constexpr int SUM_UNIT_BYTES = 32 << 10;
-  static constexpr int FINISHED_UNIT_BYTES = 32 << 10;
-
-  int num_nodes;
-  int max_local;       // ranks of a node, at most
-  int max_reductions;  // of a reducer, at most
-  int tile_rows;       // of an owner, at most
+// How an owner's tiles are cut into chunks, and how these are numbered: in the order in which they are
+// computed.
+struct TileChunks {
+  int tile_rows;  // of an owner, at most
   int num_n_tiles;
   int group_rows;   // rows of tiles that are walked before the next column of tiles
   int chunk_tiles;  // of a chunk, at most
-  int64_t tile_bytes;
-  int64_t finished_tile_bytes = 0;  // 0: a reduce-scatter, whose owners alone have what is finished
 
   MK_HOST_DEVICE int tiles() const { return tile_rows * num_n_tiles; }
-  MK_HOST_DEVICE int chunks_per_row() const { return (num_n_tiles + chunk_tiles - 1) / chunk_tiles; }
-  MK_HOST_DEVICE int max_chunks() const { return tile_rows * chunks_per_row(); }
+  MK_HOST_DEVICE int per_row() const { return (num_n_tiles + chunk_tiles - 1) / chunk_tiles; }
+  MK_HOST_DEVICE int size() const { return tile_rows * per_row(); }
   MK_HOST_DEVICE int rows_of_group(int group) const {
     return static_cast<int>(min_of(group_rows, tile_rows - group * group_rows));
   }
-  MK_HOST_DEVICE TileChunk chunk(int number) const {
-    const int per_group = group_rows * chunks_per_row();
+  MK_HOST_DEVICE TileChunk at(int number) const {
+    const int per_group = group_rows * per_row();
     const int group = number / per_group;
     const int rows = rows_of_group(group);
     const int in_group = number - group * per_group;
@@ -74,52 +68,68 @@ struct NetworkSchedule {
     return {group * group_rows + in_group - across * rows, first,
             static_cast<int>(min_of(chunk_tiles, num_n_tiles - first))};
   }
-  // The chunk that a tile is in.
-  MK_HOST_DEVICE int chunk_of(int m_tile, int n_tile) const {
+  // The number of the chunk that a tile is in.
+  MK_HOST_DEVICE int of_tile(int m_tile, int n_tile) const {
     const int group = m_tile / group_rows;
     const int first_row = group * group_rows;
-    return first_row * chunks_per_row() + n_tile / chunk_tiles * rows_of_group(group) + m_tile - first_row;
+    return first_row * per_row() + n_tile / chunk_tiles * rows_of_group(group) + m_tile - first_row;
   }
 
-  // Chunk by chunk, and of each chunk owner by owner.
-  MK_HOST_DEVICE int num_chunk_tiles(int num_owners) const { return max_chunks() * num_owners * chunk_tiles; }
-  MK_HOST_DEVICE ChunkTile chunk_tile(int number, int num_owners) const {
+  // Tiles chunk by chunk, and of each chunk owner by owner.
+  MK_HOST_DEVICE int num_tiles(int num_owners) const { return size() * num_owners * chunk_tiles; }
+  MK_HOST_DEVICE ChunkTile tile(int number, int num_owners) const {
     const int turns = number / chunk_tiles;
     const int in_chunk = number - turns * chunk_tiles;
     const int number_of_chunk = turns / num_owners;
-    const TileChunk place = chunk(number_of_chunk);
+    const TileChunk place = at(number_of_chunk);
     return {turns - number_of_chunk * num_owners, number_of_chunk, place.m_tile, place.first_n_tile + in_chunk,
             in_chunk < place.num_tiles};
   }
+};
+
+struct NetworkSchedule {
+  static constexpr int SUM_UNIT_BYTES = 32 << 10;
+  static constexpr int FINISHED_UNIT_BYTES = 32 << 10;
+
+  int num_nodes;
+  int max_local;        // ranks of a node, at most
+  int max_reductions;   // of a reducer, at most
+  TileChunks sums;      // what nodes' sums travel in,
+  TileChunks finished;  // and what is finished
+  int64_t tile_bytes;
+  int64_t finished_tile_bytes = 0;  // 0: a reduce-scatter, whose owners alone have what is finished
+
+  MK_HOST_DEVICE int num_n_tiles() const { return sums.num_n_tiles; }
+  MK_HOST_DEVICE int tiles() const { return sums.tiles(); }
 
   // Units of sums for `num_relayed` owners, in that order.
   MK_HOST_DEVICE int units_per_tile() const {
     return static_cast<int>((tile_bytes + SUM_UNIT_BYTES - 1) / SUM_UNIT_BYTES);
   }
   MK_HOST_DEVICE int num_sum_units(int num_relayed) const {
-    return num_chunk_tiles(num_relayed) * units_per_tile();
+    return sums.num_tiles(num_relayed) * units_per_tile();
   }
   MK_HOST_DEVICE SumUnit sum_unit(int number, int num_relayed) const {
     const int tile = number / units_per_tile();
-    return {chunk_tile(tile, num_relayed), (number - tile * units_per_tile()) * SUM_UNIT_BYTES};
+    return {sums.tile(tile, num_relayed), (number - tile * units_per_tile()) * SUM_UNIT_BYTES};
   }
   // Units of a chunk with something to sum, where `bytes` of each of its tiles have rows.
   MK_HOST_DEVICE int units_of_chunk(int number, int64_t bytes) const {
-    return chunk(number).num_tiles * static_cast<int>((bytes + SUM_UNIT_BYTES - 1) / SUM_UNIT_BYTES);
+    return sums.at(number).num_tiles * static_cast<int>((bytes + SUM_UNIT_BYTES - 1) / SUM_UNIT_BYTES);
   }
 
   // Units of finished chunks of `num_owners`, in the same order.
   MK_HOST_DEVICE int64_t finished_chunk_bytes(int number) const {
-    return chunk(number).num_tiles * finished_tile_bytes;
+    return finished.at(number).num_tiles * finished_tile_bytes;
   }
   MK_HOST_DEVICE int finished_units(int64_t bytes) const {
     return static_cast<int>((bytes + FINISHED_UNIT_BYTES - 1) / FINISHED_UNIT_BYTES);
   }
   MK_HOST_DEVICE int num_finished_units(int num_owners) const {
-    return max_chunks() * num_owners * finished_units(chunk_tiles * finished_tile_bytes);
+    return finished.size() * num_owners * finished_units(finished.chunk_tiles * finished_tile_bytes);
   }
   MK_HOST_DEVICE FinishedUnit finished_unit(int number, int num_owners) const {
-    const int per_chunk = finished_units(chunk_tiles * finished_tile_bytes);
+    const int per_chunk = finished_units(finished.chunk_tiles * finished_tile_bytes);
     const int turns = number / per_chunk;
     const int number_of_chunk = turns / num_owners;
     const int64_t begin = int64_t{number - turns * per_chunk} * FINISHED_UNIT_BYTES;
@@ -154,21 +164,21 @@ struct NetworkSchedule {
     return is_alone ? partial_offset(reduction, 0) : send_offset(reduction);
   }
   MK_HOST_DEVICE int64_t tile_offset(int m_tile, int n_tile) const {
-    return (int64_t{m_tile} * num_n_tiles + n_tile) * tile_bytes;
+    return (int64_t{m_tile} * num_n_tiles() + n_tile) * tile_bytes;
   }
 
   MK_HOST_DEVICE int64_t finished_slot_bytes() const { return tiles() * finished_tile_bytes; }
   MK_HOST_DEVICE int64_t finished_offset(int owner, int m_tile, int n_tile) const {
     return num_slots() * slot_bytes() + owner * finished_slot_bytes() +
-           (int64_t{m_tile} * num_n_tiles + n_tile) * finished_tile_bytes;
+           (int64_t{m_tile} * num_n_tiles() + n_tile) * finished_tile_bytes;
   }
 
   // Flags at the reducer: a node's sum of a chunk is there, for the one that sends; a partial tile is there;
   // and at the owner: another node's sum of a chunk has come. What a chunk's flag waits for is counted by the
   // number of the flag.
-  MK_HOST_DEVICE int summed_flag(int reduction, int chunk) const { return reduction * max_chunks() + chunk; }
+  MK_HOST_DEVICE int summed_flag(int reduction, int chunk) const { return reduction * sums.size() + chunk; }
   MK_HOST_DEVICE int arrived_flag(int node, int chunk) const {
-    return summed_flag(max_reductions, 0) + node * max_chunks() + chunk;
+    return summed_flag(max_reductions, 0) + node * sums.size() + chunk;
   }
   MK_HOST_DEVICE int partial_flag(int reduction, int local_source, int tile) const {
     return arrived_flag(num_nodes, 0) + (reduction * max_local + local_source) * tiles() + tile;
@@ -178,40 +188,70 @@ struct NetworkSchedule {
   }
   // And at every rank: a finished chunk is here.
   MK_HOST_DEVICE int finished_flag(int owner, int chunk) const {
-    return partial_flag(0, 0, num_partial_flags()) + owner * max_chunks() + chunk;
+    return partial_flag(0, 0, num_partial_flags()) + owner * finished.size() + chunk;
   }
   MK_HOST_DEVICE int64_t num_flags(int nranks) const {
     const int64_t partials = has_node_sums() ? int64_t{max_reductions} * max_local * tiles() : 0;
-    return int64_t{num_chunk_sources(nranks) + max_reductions} * max_chunks() + partials;
+    return int64_t{max_reductions} * sums.size() + partials + num_signals(nranks);
   }
 
   // Of a node's sum of a chunk, and of a finished one.
-  MK_HOST_DEVICE int signal(int node, int chunk) const { return kEntrySignals + node * max_chunks() + chunk; }
+  MK_HOST_DEVICE int signal(int node, int chunk) const { return kEntrySignals + node * sums.size() + chunk; }
   MK_HOST_DEVICE int finished_signal(int owner, int chunk) const {
-    return signal(num_nodes, 0) + owner * max_chunks() + chunk;
+    return signal(num_nodes, 0) + owner * finished.size() + chunk;
   }
+  // As many flags tell of what has come.
   MK_HOST_DEVICE int64_t num_signals(int nranks) const {
-    return int64_t{num_chunk_sources(nranks)} * max_chunks();
-  }
-
- private:
-  // What a chunk arrives from: nodes, and owners of finished ones.
-  MK_HOST_DEVICE int num_chunk_sources(int nranks) const {
-    return num_nodes + (finished_tile_bytes > 0 ? nranks : 0);
+    return int64_t{num_nodes} * sums.size() + (finished_tile_bytes > 0 ? int64_t{nranks} * finished.size() : 0);
   }
 };
 
-// The order in which owners' rows of tiles, `tile_rows` for each, follow one another: those of the `num_far`
-// first owners, who are elsewhere, in turn, so that all reducers of a node have something to send from the
-// start on; then all of one owner's after the other's.
-struct FarFirstTileOrder {
-  int tile_rows;
-  int num_far;
+// The order in which a rank computes tiles. First those of owners elsewhere, whose rows take turns, so that all
+// reducers of a node have something to send from the start on, and the network is through with sums when what
+// is finished begins to travel. Then those of this node's: the others are `lead` tiles ahead of this rank's
+// own, which have to wait for what the others compute of them, and then they and this rank take turns, a block
+// of each owner's.
+struct NetworkTiles {
+  int num_far;         // owners elsewhere
+  int far_group_rows;  // rows of their tiles, in turn, that are walked before the next column
+  OwnerTiles near;     // of the other owners of this node
+  int lead;
 
-  MK_HOST_DEVICE RankTile place(const TileWork& work) const {
-    if (work.m_tile >= num_far * tile_rows) return {work.m_tile / tile_rows, work.m_tile % tile_rows};
-    const int index = work.m_tile / num_far;
-    return {work.m_tile - index * num_far, index};
+  MK_HOST_DEVICE int size() const { return (num_far + near.num_owners + 1) * near.tiles_of_owner(); }
+  MK_HOST_DEVICE int m_tile(const OwnerTile& tile) const { return near.m_tile(tile); }
+
+  MK_HOST_DEVICE OwnerTile at(int number) const {
+    const int num_far_tiles = num_far * near.tiles_of_owner();
+    return number < num_far_tiles ? far_at(number) : local_at(number - num_far_tiles);
+  }
+
+ private:
+  MK_HOST_DEVICE OwnerTile far_at(int number) const {
+    int row = 0, column = 0;
+    TileSchedule{num_far * near.tile_rows, near.num_n_tiles, 0, 0, 0, far_group_rows}.place(number, &row,
+                                                                                            &column);
+    const int index = row / num_far;
+    return {row - index * num_far, index, column};
+  }
+
+  MK_HOST_DEVICE OwnerTile local_at(int number) const {
+    const int num_near = near.size();
+    const int block = near.block_rows * near.block_columns;
+    int before = number;  // tiles of the others, of all before this one
+    bool is_near = number < lead;
+    if (!is_near) {
+      const int per_round = (near.num_owners + 1) * block;
+      const int round = (number - lead) / per_round;
+      const int in_round = number - lead - round * per_round;
+      const int in_near = in_round > block ? in_round - block : 0;
+      before = static_cast<int>(min_of(num_near, lead + round * (per_round - block) + in_near));
+      is_near = in_round >= block && before < num_near;
+    }
+    OwnerTiles tiles = near;
+    if (!is_near) tiles.num_owners = 1;
+    OwnerTile tile = tiles.at(is_near ? before : number - before);
+    tile.position += is_near ? num_far : num_far + near.num_owners;
+    return tile;
   }
 };
 

@@ -49,35 +49,37 @@ struct OwnerTiles {
     const int across = number / rows_of_group;
     return {position, first_row + group * group_rows + number - across * rows_of_group, first_column + across};
   }
+  // Rows of tiles counted as if owners followed one another, tile_rows each.
+  MK_HOST_DEVICE int m_tile(const OwnerTile& tile) const { return tile.position * tile_rows + tile.row; }
   // The same of one owner's tiles alone.
   MK_HOST_DEVICE OwnerTile of_owner(int number) const {
     return OwnerTiles{1, tile_rows, num_n_tiles, block_rows, block_columns, group_rows}.at(number);
   }
 };
 
-// A worker's tiles: every `num_workers`-th. Producer, consumers and push warps walk alike.
+// A worker's tiles of an order: every `num_workers`-th. Producer, consumers and push warps walk alike.
+template <class Tiles = OwnerTiles>
 class OwnerTileCursor {
  public:
-  MK_HOST_DEVICE OwnerTileCursor(const OwnerTiles& tiles, int num_k_steps, int worker, int num_workers)
+  MK_HOST_DEVICE OwnerTileCursor(const Tiles& tiles, int num_k_steps, int worker, int num_workers)
       : tiles_(tiles), num_k_steps_(num_k_steps), num_workers_(num_workers), next_(worker) {}
 
   // Passes over tiles of which has_tile(OwnerTile) is false, as owners with fewer do not have them. `work`
-  // counts rows of tiles as if owners followed one another, tile_rows each, and columns within the owner's.
+  // counts rows of tiles as m_tile() does, and columns within the owner's.
   template <class HasTile>
   MK_HOST_DEVICE bool next(TileWork* work, HasTile&& has_tile) {
     while (next_ < tiles_.size()) {
       const OwnerTile tile = tiles_.at(next_);
       next_ += num_workers_;
       if (!has_tile(tile)) continue;
-      *work = {
-          tile.position * tiles_.tile_rows + tile.row, tile.column, 0, num_k_steps_, 0, 0, true, num_tiles_++};
+      *work = {tiles_.m_tile(tile), tile.column, 0, num_k_steps_, 0, 0, true, num_tiles_++};
       return true;
     }
     return false;
   }
 
  private:
-  const OwnerTiles& tiles_;
+  const Tiles& tiles_;
   const int num_k_steps_;
   const int num_workers_;
   int next_;
