@@ -36,6 +36,8 @@ constexpr int64_t MAX_ROWS_BY_COLUMNS = 1024;
 constexpr int MAX_DIRECT_TILES = 1;
 constexpr int64_t TYPICAL_K = 2048;
 constexpr double LINK_BYTES_PER_US = 363e3;
+// Of a CTA that does nothing but push, with all others at it.
+constexpr double PUSH_BYTES_PER_US_OF_CTA = 38e3;
 // What tiles cut along k take of the predicted time where warpgroups take turns.
 constexpr double PING_PONG_CUT_FACTOR = 1.15;
 // What an owner has computed at a time where owners take turns, in waves.
@@ -105,7 +107,7 @@ int compute_ctas(const GemmCall& call, int num_ctas) {
 // are to be through with own rows in half that time: then they forward what has come from the network.
 int choose_push_ctas(const GemmCall& call, int num_sms, double bytes, double product_us,
                      bool is_between_nodes) {
-  const double bytes_per_us_of_cta = is_between_nodes ? 20e3 : 38e3;
+  const double bytes_per_us_of_cta = is_between_nodes ? 20e3 : PUSH_BYTES_PER_US_OF_CTA;
   constexpr double MIN_PUSH_CTAS = 3;
   constexpr double MAX_PUSH_CTAS = 10;  // which fill the links
   if (num_sms < 2) return 0;
@@ -153,6 +155,48 @@ int plan_product(const GemmCall& call, int64_t rows, int64_t k, int nranks, int 
   return num_sms;
 }
 
+// CTAs that have pushed compute what is left, from the round of tiles on in which they are expected to be
+// through: too late rather than too early, for the tiles of one that comes late are the last. It is, where
+// products are so long that clocks fall below the model's.
+void choose_late_workers(const GemmCall& call, int64_t rows, double bytes, int num_early, RankGemmPlan& to) {
+  constexpr int MOST_MORE_ROUNDS = 16;  // for a better last wave
+  constexpr double LEAST_GAIN = 0.995;
+  const GemmTile tile = {to.gemm.block_m, to.gemm.block_n, to.gemm.ping_pong};
+  GemmShape shape;
+  shape.m = to.num_owners * round_up(rows, tile.block_m);
+  shape.n = call.n;
+  shape.k = call.k;
+  shape.in_type = gemm_type(call.dtype);
+  shape.out_type = gemm_type(call.out_dtype);
+  shape.b_transposed = call.b_layout == MK_LAYOUT_NK;
+  const int num_late = to.plan.copy_ctas;
+  const int num_workers = num_early + num_late;
+  const auto num_tiles = gemm_plan_num_tiles(shape, to.gemm);
+  if (num_late == 0 || bytes == 0 || call.tuning.compute_ctas > 0 || num_tiles == 0) return;
+  const GemmPlan whole = gemm_plan_with(shape, num_workers, tile, 1, -1);
+  const double round_us = whole.predicted_us / static_cast<double>(ceil_div(num_tiles, num_workers));
+  const double push_us = bytes / PUSH_BYTES_PER_US_OF_CTA / num_late;
+  const auto first = static_cast<int>(std::ceil(push_us / round_us));
+  const bool cuts = to.gemm.num_streamk_tiles > 0;
+  double best_us = LEAST_GAIN * to.gemm.predicted_us;
+  for (int rounds = first; rounds < first + MOST_MORE_ROUNDS; ++rounds) {
+    const int64_t late_tile = int64_t{rounds} * num_early;
+    if (late_tile + num_workers > num_tiles) return;
+    const auto rest = static_cast<int>((num_tiles - late_tile) % num_workers);
+    const double whole_us = round_us * static_cast<double>(rounds + (num_tiles - late_tile) / num_workers);
+    const GemmPlan cut = gemm_plan_with(shape, num_workers, tile, 1, cuts && rest > 0 ? rest : -1);
+    const double cut_us = cut.predicted_us * (tile.ping_pong ? PING_PONG_CUT_FACTOR : 1.0) -
+                          round_us * static_cast<double>(ceil_div(num_tiles - rest, num_workers));
+    const bool is_cut = cut.num_streamk_tiles > 0 && cut.num_workers == num_workers && cut_us < round_us;
+    const double us = whole_us + (rest == 0 ? 0.0 : is_cut ? std::max(0.0, cut_us) : round_us);
+    if (us >= best_us) continue;
+    best_us = us;
+    to.num_late = num_late;
+    to.late_tile = static_cast<int>(late_tile);
+    to.gemm.num_streamk_tiles = is_cut ? rest : 0;
+  }
+}
+
 // What depends on chunks, of which every rank has at most to.plan.num_chunks.
 Status plan_chunks(const GemmCall& call, int rank, int nranks, RankGemmPlan& to) {
   const int64_t row_bytes = travelling_columns(call) * 2;
@@ -177,6 +221,10 @@ Status plan_gather(const GemmCall& call, int rank, int nranks, int num_sms, Rank
       std::clamp<int64_t>(std::min(k_steps / MIN_PANEL_STEPS, kFlagsPerBank / flags_per_panel), 1, MAX_PANELS));
   to.panel_steps = static_cast<int>(std::max<int64_t>(1, ceil_div(k_steps, to.num_panels)));
   to.num_panels = static_cast<int>(std::max<int64_t>(1, ceil_div(k_steps, to.panel_steps)));
+  if (!to.is_between_nodes) {
+    const double bytes = static_cast<double>(max_rows * call.k * 2) * (to.merged ? nranks : nranks - 1);
+    choose_late_workers(call, to.merged ? call.m : max_rows, bytes, num_sms, to);
+  }
   to.area_bytes = call.m * round_up(call.k * 2, 16);
   fill_public_plan(call, nranks, num_sms, to);
   return plan_chunks(call, rank, nranks, to);

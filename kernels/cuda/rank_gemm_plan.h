@@ -22,6 +22,8 @@ struct RankGemmPlan {
   bool merged = false;
   int num_panels = 1;
   int panel_steps = 1;
+  int num_late = 0;   // CTAs that first push and then compute
+  int late_tile = 0;  // whole tiles that are dealt out among the others before
   // Reductions.
   bool is_between_nodes = false;
   bool is_paced = false;  // pushes leave the links free most of the time

@@ -57,6 +57,18 @@ __device__ __forceinline__ void push_cta_init(PushCtaStorage<NUM_THREADS>& stora
   __syncthreads();
 }
 
+// By all its threads, when every warp has stored all it has loaded: the memory is free for another role's
+// barriers and TMA, by thread 0 at once, by the others after the next CTA-wide barrier.
+template <int NUM_THREADS>
+__device__ __forceinline__ void push_cta_end(PushCtaStorage<NUM_THREADS>& storage) {
+  ptx::fence_proxy_async_shared_cta();
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  for (auto& warp : storage.push.loaded) {
+    for (uint64_t& loaded : warp) ptx::mbarrier_inval(&loaded);
+  }
+}
+
 // A push warp's side of it. All functions are called by the whole warp.
 template <class Storage>
 class BulkPush {

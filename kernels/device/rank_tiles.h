@@ -49,10 +49,10 @@ struct NearFarTileOrder {
 
 // Walks a TileSchedule of ranks' rows of tiles; tiles that a rank with fewer rows does not have are passed
 // over. Producer and consumers walk alike.
-template <class Order>
+template <class Order, class Schedule = TileSchedule>
 class RankTileCursor {
  public:
-  MK_HOST_DEVICE RankTileCursor(const TileSchedule& schedule, int worker, const Order& order)
+  MK_HOST_DEVICE RankTileCursor(const Schedule& schedule, int worker, const Order& order)
       : cursor_(schedule, worker), order_(order) {}
 
   // rows_of(position): rows of the rank at that place.
@@ -69,7 +69,7 @@ class RankTileCursor {
   }
 
  private:
-  TileCursor cursor_;
+  TileCursor<Schedule> cursor_;
   const Order order_;
   int num_tiles_ = 0;
 };

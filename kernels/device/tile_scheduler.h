@@ -38,6 +38,9 @@ struct TileSchedule {
   bool streamk_is_last = false;
 
   MK_HOST_DEVICE int num_tiles() const { return num_m_tiles * num_n_tiles; }
+  // A worker's first whole tile, and the one after another.
+  MK_HOST_DEVICE int first_tile(int worker) const { return worker; }
+  MK_HOST_DEVICE int tile_after(int tile) const { return tile + num_workers; }
   MK_HOST_DEVICE int first_streamk_tile() const {
     return streamk_is_last ? num_tiles() - num_streamk_tiles : 0;
   }
@@ -65,10 +68,21 @@ struct TileSchedule {
   }
 };
 
+// The same with workers of whom the last come late: all are counted in num_workers, but the first `late_tile`
+// whole tiles, a multiple of `num_early`, are dealt out among the first `num_early` workers.
+struct LateTileSchedule : TileSchedule {
+  int num_early;
+  int late_tile;
+
+  MK_HOST_DEVICE int first_tile(int worker) const { return worker < num_early ? worker : late_tile + worker; }
+  MK_HOST_DEVICE int tile_after(int tile) const { return tile + (tile < late_tile ? num_early : num_workers); }
+};
+
+template <class Schedule = TileSchedule>
 class TileCursor {
  public:
-  MK_HOST_DEVICE TileCursor(const TileSchedule& schedule, int worker)
-      : schedule_(schedule), worker_(worker), next_tile_(worker) {
+  MK_HOST_DEVICE TileCursor(const Schedule& schedule, int worker)
+      : schedule_(schedule), worker_(worker), next_tile_(schedule.first_tile(worker)) {
     if (schedule.num_streamk_tiles > 0) {
       step_begin_ = schedule.streamk_begin(worker);
       step_end_ = schedule.streamk_begin(worker + 1);
@@ -83,7 +97,7 @@ class TileCursor {
     }
     if (!has_whole_tiles) return false;
     schedule_.place(schedule_.first_whole_tile() + next_tile_, &work->m_tile, &work->n_tile);
-    next_tile_ += schedule_.num_workers;
+    next_tile_ = schedule_.tile_after(next_tile_);
     work->k_begin = 0;
     work->k_end = schedule_.num_k_steps;
     work->first_peer = 0;
@@ -111,7 +125,7 @@ class TileCursor {
     step_end_ = begin;
   }
 
-  const TileSchedule& schedule_;
+  const Schedule& schedule_;
   int worker_;
   int next_tile_;  // of the whole ones
   int64_t step_begin_ = 0;

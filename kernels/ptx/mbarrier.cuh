@@ -17,6 +17,11 @@ __device__ __forceinline__ void mbarrier_init(uint64_t* barrier, uint32_t num_ar
                : "memory");
 }
 
+// PTX ISA: mbarrier.inval. Before its memory is used for anything else.
+__device__ __forceinline__ void mbarrier_inval(uint64_t* barrier) {
+  asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(smem_address(barrier)) : "memory");
+}
+
 // PTX ISA: membar / fence, `.mbarrier_init`. Makes the inits visible to the cluster and to TMA.
 __device__ __forceinline__ void fence_mbarrier_init_release_cluster() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");

@@ -161,6 +161,42 @@ TEST_CASE("tiles cut along k occupy every CTA that computes") {
   }
 }
 
+TEST_CASE("CTAs that have pushed compute, where the product goes on for long after") {
+  for (const int nranks : {2, 4}) {
+    for (const int64_t m : {2048, 4096, 8192, 16384, 32768}) {
+      const RankGemmPlan plan = plan_of(make_call(MK_OPERATOR_ALLGATHER_GEMM, m, m / nranks, m), 0, nranks);
+      INFO(nranks << " ranks, m " << m << ": " << plan.late_tile);
+      if (plan.num_late == 0) {
+        CHECK(plan.late_tile == 0);
+        continue;
+      }
+      const int num_workers = plan.plan.compute_ctas + plan.num_late;
+      const int num_tiles =
+          plan.num_owners * plan.tile_rows * static_cast<int>(ceil_div(m / nranks, plan.gemm.block_n));
+      CHECK(plan.num_late == plan.plan.copy_ctas);
+      CHECK(num_workers == NUM_SMS);
+      CHECK((plan.late_tile > 0 && plan.late_tile % plan.plan.compute_ctas == 0));
+      CHECK(plan.late_tile + num_workers <= num_tiles);
+      CHECK(plan.gemm.num_streamk_tiles < num_workers);
+      // What is not cut is dealt out evenly, or the last wave is whole.
+      if (plan.gemm.num_streamk_tiles > 0)
+        CHECK((num_tiles - plan.late_tile - plan.gemm.num_streamk_tiles) % num_workers == 0);
+    }
+  }
+  const GemmCall call = make_call(MK_OPERATOR_ALLGATHER_GEMM, 16384, 4096, 16384);
+  CHECK(plan_of(call, 0, 2).num_late > 0);
+  // Between nodes they forward, and what the caller asks for stays.
+  const TopologyArrays arrays(
+      Topology::make(0, std::vector<std::string>(2, "host"), std::vector<int32_t>{0, 1}));
+  for (const int64_t n : {4096, 8192, 16384, 32768}) {
+    const GemmCall wide = make_call(MK_OPERATOR_ALLGATHER_GEMM, 16384, n, 16384);
+    CHECK(rank_gemm_plan(wide, 0, 2, NUM_SMS, &arrays.view()).value().num_late == 0);
+  }
+  GemmCall tuned = call;
+  tuned.tuning.compute_ctas = 100;
+  CHECK(plan_of(tuned, 0, 2).num_late == 0);
+}
+
 TEST_CASE("more CTAs push where the last wave's tiles are then cut into fewer pieces") {
   const GemmCall call = make_call(MK_OPERATOR_ALLGATHER_GEMM, 4096, 5120, 8192);
   const RankGemmPlan plan = plan_of(call, 0, 2);

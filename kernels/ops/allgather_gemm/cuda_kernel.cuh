@@ -27,6 +27,9 @@ struct SourceTile {
 // Kernels between nodes have parameters of their own, and other orders of ranks and tiles
 // (cuda_network_kernel.cuh).
 __device__ __forceinline__ const RankTileOrder& tile_order(const CudaParams& params) { return params.order; }
+__device__ __forceinline__ const LateTileSchedule& tile_schedule(const CudaParams& params) {
+  return params.late_tiles;
+}
 
 __device__ __forceinline__ int source_at(const CudaParams& params, int position) {
   const int source = params.comm.rank + position;
@@ -100,7 +103,7 @@ __device__ __forceinline__ void produce(const RankLaunch& launch, MainloopStorag
   ptx::prefetch_tensormap(&params.load.map_a);
   ptx::prefetch_tensormap(&params.load.map_b);
   ptx::prefetch_tensormap(&params.map_gathered[launch.bank()]);
-  RankTileCursor tiles(params.tiles, blockIdx.x, tile_order(params));
+  RankTileCursor tiles(tile_schedule(params), blockIdx.x, tile_order(params));
   StageCursor<Config::NUM_STAGES> stages;
   TileWork work;
   while (tiles.next(&work, Config::BLOCK_M, [&](int position) { return rows_at(params, position); })) {
@@ -249,7 +252,7 @@ __device__ __forceinline__ void push_beside_product(const RankLaunch& launch, co
   });
 }
 
-// A CTA that only pushes: all its warps but the last, which signals.
+// A CTA that pushes, before it computes or for good: all its warps but the last, which signals.
 template <class Config>
 __device__ __forceinline__ void run_push_cta(const RankLaunch& launch, const CudaParams& params,
                                              uint8_t* smem_bytes) {
@@ -318,7 +321,9 @@ __device__ __forceinline__ void finish_rows(const CudaParams& params, RankGemmSt
                                             float (&accumulators)[Config::BLOCK_N / 2]) {
   const int warp = threadIdx.x / 32;
   const int row = begin + block * 64 + warp % 4 * 16;
-  const PartialsLayout partials(params.tiles.num_workers, Config::BLOCK_M, Config::BLOCK_N);
+  // Flags lie where no launch of fewer CTAs has partial tiles.
+  constexpr int MOST_CTAS = STAGING_FLAGS_BYTES / (PartialsLayout::MAX_BLOCKS * sizeof(uint32_t));
+  const PartialsLayout partials(MOST_CTAS, Config::BLOCK_M, Config::BLOCK_N);
   if (!work.is_owner) {
     partials_store(accumulators, partials, params.comm.partials, blockIdx.x, block, row < end);
     return;
@@ -349,18 +354,24 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   const RankLaunch launch(params.comm);
   const ClusterPosition cluster = {0, 1};
   launch.begin_cta();
-  if (static_cast<int>(blockIdx.x) >= params.tiles.num_workers) {
+  const int num_early = params.tiles.num_workers;
+  if (static_cast<int>(blockIdx.x) >= num_early) {
     if (params.schedule.k > 0) run_push_cta<Config>(launch, params, smem_bytes);
-    launch.end_cta();
-    return;
+    if (params.late_tiles.num_workers == num_early) {
+      launch.end_cta();
+      return;
+    }
+    push_cta_end(*reinterpret_cast<PushCtaStorage<Config::NUM_THREADS>*>(smem_bytes));
   }
   if (threadIdx.x == 0) storage_init(smem);
   __syncthreads();
   run_roles<Config>(
-      params.tiles.num_workers, [&] { produce<Config>(launch, smem.mainloop, params); },
-      [&](const CopyWarp& warp) { run_copy_warp(launch, params, smem, warp); },
+      num_early, [&] { produce<Config>(launch, smem.mainloop, params); },
+      [&](const CopyWarp& warp) {
+        if (static_cast<int>(blockIdx.x) < warp.num_ctas) run_copy_warp(launch, params, smem, warp);
+      },
       [&](int warpgroup) {
-        RankTileCursor tiles(params.tiles, blockIdx.x, tile_order(params));
+        RankTileCursor tiles(tile_schedule(params), blockIdx.x, tile_order(params));
         consumer_role<Config>(
             smem.mainloop, cluster, warpgroup, params.comm.trace,
             [&](TileWork* work) {

@@ -70,6 +70,12 @@ int num_in_turn(const RankGemmPlan& plan, const RankComm& comm) {
   return comm.order.num_local > 1 ? comm.order.num_local - 1 : comm.nranks - 1;
 }
 
+LateTileSchedule late_tiles_of(const TileSchedule& tiles, const RankGemmPlan& plan) {
+  LateTileSchedule late = {tiles, tiles.num_workers, plan.late_tile};
+  late.num_workers += plan.num_late;
+  return late;
+}
+
 // Mode FORWARD, inside a node and between nodes. `num_more_ctas`: beside those that compute and push.
 template <class Params>
 class ForwardLaunchOf : public RankGemmLaunch {
@@ -81,6 +87,7 @@ class ForwardLaunchOf : public RankGemmLaunch {
         own_rows_(rows_count(call.m, comm.nranks, comm.rank)) {
     fill_gather(call, plan, comm, &params_);
     params_.tiles = tiles_of(call, plan);
+    params_.late_tiles = late_tiles_of(params_.tiles, plan);
     params_.order = {std::max(1, plan.tile_rows), num_in_turn(plan, comm)};
     params_.push_order = {plan.merged ? 0 : params_.order.tile_rows,
                           std::max(1, params_.order.num_in_turn) * plan.plan.chunk_rows / plan.gemm.block_m,

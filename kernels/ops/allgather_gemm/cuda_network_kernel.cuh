@@ -21,6 +21,9 @@ constexpr int NUM_NETWORK_CTAS = 1;
 __device__ __forceinline__ const NearFarTileOrder& tile_order(const NetworkParams& params) {
   return params.far_order;
 }
+__device__ __forceinline__ const TileSchedule& tile_schedule(const NetworkParams& params) {
+  return params.tiles;
+}
 
 __device__ __forceinline__ int source_at(const NetworkParams& params, int position) {
   return params.comm.order.rank_at[position];

@@ -21,11 +21,12 @@ struct CudaParams {
   LoadParams load;              // map_a: this rank's rows, where the caller has them
   CUtensorMap map_gathered[3];  // the receive areas of both banks, and the gathered A (MAP_OF_OUTPUT)
   TileSchedule tiles;
-  RankTileOrder order;      // of the sources' rows of tiles: this rank's own, then the others' in turn
-  EpilogueParams epilogue;  // C
-  Schedule schedule;        // its topology's arrays are not for the device
-  int m;                    // rows over all ranks
-  int max_rows;             // of a source: what all but the last ones have
+  LateTileSchedule late_tiles;  // the same, where CTAs compute that have pushed: inside a node
+  RankTileOrder order;          // of the sources' rows of tiles: this rank's own, then the others' in turn
+  EpilogueParams epilogue;      // C
+  Schedule schedule;            // its topology's arrays are not for the device
+  int m;                        // rows over all ranks
+  int max_rows;                 // of a source: what all but the last ones have
   // Few rows: tiles run across the borders of sources, and this rank's own rows go through the receive area,
   // too.
   bool merged;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "kernels/device/bulk_push.cuh"
+#include "kernels/device/gemm_partials_layout.h"
 #include "kernels/device/rank_gemm_kernel.h"
 #include "kernels/device/rank_launch.cuh"
 #include "kernels/device/rank_tiles.h"
@@ -24,9 +25,6 @@ struct StageCursor;
 template <class Config>
 struct RankGemmStorage;
 struct AIsReady {};
-struct PartialsLayout {
-  PartialsLayout(int, int, int);
-};
 constexpr int NUM_COPY_WARPS = NUM_PUSH_WARPS + 1;
 struct CopyWarp {
   int warp;

@@ -8,6 +8,7 @@
 namespace mk::ptx {
 
 inline void mbarrier_init(uint64_t*, uint32_t) {}
+inline void mbarrier_inval(uint64_t*) {}
 inline void fence_mbarrier_init_release_cluster() {}
 inline void mbarrier_arrive(uint64_t*) {}
 inline void mbarrier_arrive_expect_tx(uint64_t*, uint32_t) {}
