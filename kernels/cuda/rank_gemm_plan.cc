@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <span>
 
 #include "kernels/cuda/gemm_type.h"
@@ -537,6 +538,14 @@ void choose_rounds(const GemmCall& call, const TopologyView& nodes, int num_ctas
   to.network_tiles.lead = std::min(near.size(), 2 * near.num_owners * near.block_rows * near.block_columns);
 }
 
+// Of `num_workers`, for each to come to every place, and soon to places all over.
+int rotation_of(int num_workers) {
+  constexpr double GOLDEN_RATIO = 0.618;
+  int rotation = static_cast<int>(GOLDEN_RATIO * num_workers);
+  while (std::gcd(rotation, num_workers) > 1) ++rotation;
+  return rotation;
+}
+
 // Sums and finished tiles travel in chunks of tiles.
 Status plan_network_reduction(const GemmCall& call, const TopologyView& nodes, int num_sms, RankGemmPlan& to) {
   const bool reduces_all = call.op == MK_OPERATOR_GEMM_ALLREDUCE;
@@ -560,6 +569,7 @@ Status plan_network_reduction(const GemmCall& call, const TopologyView& nodes, i
       num_far,
       to.gemm.group_m,
       {nodes.local_nranks() - 1, tile_rows, num_n_tiles, tile_rows, std::max(1, num_n_tiles), to.gemm.group_m},
+      0,
       0};
   to.network_tiles.lead = to.network_tiles.near.size();
   if (reduces_all) {
@@ -582,6 +592,7 @@ Status plan_network_reduction(const GemmCall& call, const TopologyView& nodes, i
   plan.chunk_bytes = to.network.sums.chunk_tiles * tile_bytes;
   plan.reduce_ctas = choose_reduce_ctas(call, nodes, num_sms, to);
   plan.compute_ctas = std::min(plan.compute_ctas, num_sms - plan.reduce_ctas);
+  if (reduces_all) to.network_tiles.rotation = rotation_of(plan.compute_ctas);
   plan.send_ctas = 1;
   count_bytes(call, nodes, to);
   if (!reduces_all) to.is_paced = leaves_links_free(call, to);

@@ -88,10 +88,12 @@ class ReductionRank {
         rank_.nranks - num_local,
         3,
         {num_local - 1, params.tile_rows, num_n_tiles, params.tile_rows, std::max(1, num_n_tiles), 3},
+        0,
         0};
     OwnerTiles& near = params.network_tiles.near;
     params.network_tiles.lead = near.size();
     if (reduces_all_) {
+      params.network_tiles.rotation = 2;
       near.block_rows = near.group_rows = group_rows;
       near.block_columns = shape.finished_tiles * shape.blocks_across;
       params.network_tiles.lead =

@@ -61,8 +61,8 @@ std::vector<NetworkTiles> orders() {
         {2, 2, 4, 0, 4, 1, 4}}) {
     const OwnerTiles near = {others, rows, columns, block_rows, block_columns, group};
     const int block = block_rows * block_columns;
-    made.push_back({far, 3, near, std::min(near.size(), 2 * others * block)});
-    made.push_back({far, 3, near, near.size()});  // a reduce-scatter's
+    made.push_back({far, 3, near, std::min(near.size(), 2 * others * block), 3});
+    made.push_back({far, 3, near, near.size(), 0});  // a reduce-scatter's
   }
   return made;
 }
@@ -247,6 +247,33 @@ TEST_CASE("every owner's tile is computed once: those of owners elsewhere first,
       CHECK(in_turn / order.far_group_rows == number / (order.far_group_rows * near.num_n_tiles));
     }
     CHECK(static_cast<int>(seen.size()) == order.size());
+  }
+}
+
+TEST_CASE("workers share an order out, a wave after the other") {
+  constexpr int NUM_WORKERS = 8;
+  for (const NetworkTiles& order : orders()) {
+    std::vector<int> worker_of(static_cast<size_t>(order.size()), -1);
+    for (int worker = 0; worker < NUM_WORKERS; ++worker) {
+      int wave = 0;
+      for (int number = worker; number < order.size(); number = order.after(number, NUM_WORKERS), ++wave) {
+        CHECK(number / NUM_WORKERS == wave);
+        CHECK(worker_of[static_cast<size_t>(number)] == -1);
+        worker_of[static_cast<size_t>(number)] = worker;
+      }
+    }
+    for (size_t number = 0; number < worker_of.size(); ++number) {
+      const int wave = static_cast<int>(number) / NUM_WORKERS;
+      CHECK((worker_of[number] + wave * order.rotation) % NUM_WORKERS ==
+            static_cast<int>(number) % NUM_WORKERS);
+    }
+    OwnerTileCursor tiles(order, 1, 0, NUM_WORKERS);
+    TileWork work{};
+    for (int number = 0; number < order.size(); number = order.after(number, NUM_WORKERS)) {
+      REQUIRE(tiles.next(&work, [](const OwnerTile&) { return true; }));
+      CHECK(std::pair(work.m_tile, work.n_tile) ==
+            std::pair(order.m_tile(order.at(number)), order.at(number).column));
+    }
   }
 }
 

@@ -486,6 +486,34 @@ TEST_CASE("between nodes an all-reduce's owners take turns, block by block of wh
   }
 }
 
+TEST_CASE("between nodes every CTA has about as many of its rank's own tiles") {
+  for (const std::vector<int32_t>& nodes : {std::vector<int32_t>{0, 0, 1, 1}, {0, 0, 0, 0, 1, 1, 1, 1}}) {
+    const int nranks = static_cast<int>(nodes.size());
+    const TopologyArrays arrays(Topology::make(0, std::vector<std::string>(nodes.size(), "host"), nodes));
+    for (const int64_t m : {8192, 16384, 32768}) {
+      for (const int reduce_ctas : {0, 4, 5, 6, 7}) {
+        GemmCall call = make_call(MK_OPERATOR_GEMM_ALLREDUCE, m, m, m / nranks);
+        call.tuning.reduce_ctas = reduce_ctas;
+        const Result<RankGemmPlan> chosen = rank_gemm_plan(call, 0, nranks, NUM_SMS, &arrays.view());
+        REQUIRE(chosen.ok());
+        const RankGemmPlan& plan = chosen.value();
+        const gemm_reduce_scatter::NetworkTiles& order = plan.network_tiles;
+        const int own_tiles = order.near.tiles_of_owner();
+        const int num_workers = plan.plan.compute_ctas;
+        int most = 0;
+        for (int worker = 0; worker < num_workers; ++worker) {
+          int had = 0;
+          for (int number = worker; number < order.size(); number = order.after(number, num_workers))
+            had += order.at(number).position == nranks - 1;
+          most = std::max(most, had);
+        }
+        INFO(nranks << " ranks, m " << m << ", " << num_workers << " CTAs: " << most << " of " << own_tiles);
+        CHECK(most <= 2 + static_cast<int>(1.2 * own_tiles / num_workers));
+      }
+    }
+  }
+}
+
 TEST_CASE("what cannot run between nodes on GPUs is refused") {
   const TopologyArrays arrays(
       Topology::make(0, std::vector<std::string>(2, "host"), std::vector<int32_t>{0, 1}));

@@ -216,9 +216,17 @@ struct NetworkTiles {
   int far_group_rows;  // rows of their tiles, in turn, that are walked before the next column
   OwnerTiles near;     // of the other owners of this node
   int lead;
+  int rotation;  // from wave to wave of tiles, of the workers that they are dealt out to
 
   MK_HOST_DEVICE int size() const { return (num_far + near.num_owners + 1) * near.tiles_of_owner(); }
   MK_HOST_DEVICE int m_tile(const OwnerTile& tile) const { return near.m_tile(tile); }
+  // What a worker computes after tile `number`. A rank's own tiles take longer, and a round may be as long as a
+  // wave: the same workers would have them all.
+  MK_HOST_DEVICE int after(int number, int num_workers) const {
+    const int wave = number / num_workers;
+    const int place = number - wave * num_workers + rotation;
+    return (wave + 1) * num_workers + (place < num_workers ? place : place - num_workers);
+  }
 
   MK_HOST_DEVICE OwnerTile at(int number) const {
     const int num_far_tiles = num_far * near.tiles_of_owner();

@@ -49,15 +49,17 @@ struct OwnerTiles {
     const int across = number / rows_of_group;
     return {position, first_row + group * group_rows + number - across * rows_of_group, first_column + across};
   }
-  // Rows of tiles counted as if owners followed one another, tile_rows each.
-  MK_HOST_DEVICE int m_tile(const OwnerTile& tile) const { return tile.position * tile_rows + tile.row; }
   // The same of one owner's tiles alone.
   MK_HOST_DEVICE OwnerTile of_owner(int number) const {
     return OwnerTiles{1, tile_rows, num_n_tiles, block_rows, block_columns, group_rows}.at(number);
   }
+  // Rows of tiles counted as if owners followed one another, tile_rows each.
+  MK_HOST_DEVICE int m_tile(const OwnerTile& tile) const { return tile.position * tile_rows + tile.row; }
+  // What a worker computes after tile `number`: every `num_workers`-th is its own.
+  MK_HOST_DEVICE int after(int number, int num_workers) const { return number + num_workers; }
 };
 
-// A worker's tiles of an order: every `num_workers`-th. Producer, consumers and push warps walk alike.
+// A worker's tiles of an order. Producer, consumers and push warps walk alike.
 template <class Tiles = OwnerTiles>
 class OwnerTileCursor {
  public:
@@ -70,7 +72,7 @@ class OwnerTileCursor {
   MK_HOST_DEVICE bool next(TileWork* work, HasTile&& has_tile) {
     while (next_ < tiles_.size()) {
       const OwnerTile tile = tiles_.at(next_);
-      next_ += num_workers_;
+      next_ = tiles_.after(next_, num_workers_);
       if (!has_tile(tile)) continue;
       *work = {tiles_.m_tile(tile), tile.column, 0, num_k_steps_, 0, 0, true, num_tiles_++};
       return true;
