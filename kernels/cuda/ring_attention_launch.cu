@@ -9,6 +9,7 @@
 #include "kernels/cuda/ring_attention_tensors.h"
 #include "kernels/ops/ring_attention/cuda_network_kernel.cuh"
 #include "kernels/ops/ring_attention/cuda_packed_kernel.cuh"
+#include "kernels/ops/ring_attention/cuda_packed_network_kernel.cuh"
 
 namespace mk {
 namespace {
@@ -83,22 +84,37 @@ cudaError_t launch_in_node(const RingAttentionCall& call, const RingAttentionPla
   return launch(*kernel, params, plan.plan.compute_ctas, stream);
 }
 
+// What kernels of packed sequences have in common; null: there is no such map.
+template <class Params>
+const CudaKernelOf<PackedArguments<Params>>* fill_arguments(const CudaTableOf<PackedArguments<Params>>& table,
+                                                            const RingAttentionCall& call,
+                                                            const RingAttentionPlan& plan, const RankComm& comm,
+                                                            PackedArguments<Params>* arguments) {
+  const CudaKernelOf<PackedArguments<Params>>& kernel = kernel_of(table, plan);
+  const int64_t rows = rows_of_maps(call, plan.tiles.slices.rows(comm.rank));
+  fill_packed_arguments(call, plan.packed, comm, kernel.block_m, arguments);
+  if (!encode_packed_map(arguments, PACKED_Q, call, call.q, call.heads, rows, kernel.block_m) ||
+      !encode_packed_map(arguments, PACKED_K, call, call.k, call.kv_heads, rows, kernel.block_n) ||
+      !encode_packed_map(arguments, PACKED_V, call, call.v, call.kv_heads, rows, kernel.block_n)) {
+    return nullptr;
+  }
+  fill_common(call, plan, rows, &arguments->params);
+  return &kernel;
+}
+
 cudaError_t launch_packed(const RingAttentionCall& call, const RingAttentionPlan& plan, const RankComm& comm,
                           cudaStream_t stream) {
-  const PackedTable& table =
-      call.dtype == MK_DTYPE_FP16 ? cuda_packed_kernels_fp16() : cuda_packed_kernels_bf16();
-  const PackedKernel& kernel = kernel_of(table, plan);
   PackedArguments<PackedParams> arguments{};
-  const int64_t rows = rows_of_maps(call, plan.tiles.slices.rows(comm.rank));
-  fill_packed_arguments(call, plan.packed, comm, kernel.block_m, &arguments);
-  if (!encode_packed_map(&arguments, PACKED_Q, call, call.q, call.heads, rows, kernel.block_m) ||
-      !encode_packed_map(&arguments, PACKED_K, call, call.k, call.kv_heads, rows, kernel.block_n) ||
-      !encode_packed_map(&arguments, PACKED_V, call, call.v, call.kv_heads, rows, kernel.block_n)) {
-    return cudaErrorInvalidValue;
-  }
+  const auto* kernel =
+      fill_arguments(call.dtype == MK_DTYPE_FP16 ? cuda_packed_kernels_fp16() : cuda_packed_kernels_bf16(),
+                     call, plan, comm, &arguments);
+  if (kernel == nullptr) return cudaErrorInvalidValue;
   arguments.params.panels = plan.panels;
-  fill_common(call, plan, rows, &arguments.params);
-  return launch(kernel, arguments, plan.plan.compute_ctas, stream);
+  return launch(*kernel, arguments, plan.plan.compute_ctas, stream);
+}
+
+int num_ctas_between_nodes(const RingAttentionPlan& plan) {
+  return plan.plan.compute_ctas + plan.num_forward_ctas + 1;
 }
 
 cudaError_t launch_between_nodes(const RingAttentionCall& call, const RingAttentionPlan& plan,
@@ -111,7 +127,20 @@ cudaError_t launch_between_nodes(const RingAttentionCall& call, const RingAttent
   params.panels = plan.network;
   params.nodes = plan.nodes;
   params.num_compute_ctas = plan.plan.compute_ctas;
-  return launch(*kernel, params, plan.plan.compute_ctas + plan.num_forward_ctas + 1, stream);
+  return launch(*kernel, params, num_ctas_between_nodes(plan), stream);
+}
+
+cudaError_t launch_packed_between_nodes(const RingAttentionCall& call, const RingAttentionPlan& plan,
+                                        const RankComm& comm, cudaStream_t stream) {
+  PackedArguments<PackedNetworkParams> arguments{};
+  const auto* kernel = fill_arguments(
+      call.dtype == MK_DTYPE_FP16 ? cuda_packed_network_kernels_fp16() : cuda_packed_network_kernels_bf16(),
+      call, plan, comm, &arguments);
+  if (kernel == nullptr) return cudaErrorInvalidValue;
+  arguments.params.panels = plan.packed_network;
+  arguments.params.nodes = plan.nodes;
+  arguments.params.num_compute_ctas = plan.plan.compute_ctas;
+  return launch(*kernel, arguments, num_ctas_between_nodes(plan), stream);
 }
 
 }  // namespace
@@ -125,15 +154,20 @@ cudaError_t ring_attention_prepare(bool between_nodes) {
   if (!between_nodes) return error;
   if (error == cudaSuccess) error = prepare_table(cuda_network_kernels_bf16());
   if (error == cudaSuccess) error = prepare_table(cuda_network_kernels_fp16());
+  if (error == cudaSuccess) error = prepare_table(cuda_packed_network_kernels_bf16());
+  if (error == cudaSuccess) error = prepare_table(cuda_packed_network_kernels_fp16());
   return error;
 }
 
 cudaError_t ring_attention_launch(const RingAttentionCall& call, const RingAttentionPlan& plan,
                                   const RankComm& comm, cudaStream_t stream) {
   if (!tensor_map_is_prepared()) return cudaErrorNotReady;
-  if (call.num_sequences > 0) return launch_packed(call, plan, comm, stream);
-  return comm.order.num_rail_peers > 0 ? launch_between_nodes(call, plan, comm, stream)
-                                       : launch_in_node(call, plan, comm, stream);
+  const bool is_packed = call.num_sequences > 0;
+  if (comm.order.num_rail_peers > 0) {
+    return is_packed ? launch_packed_between_nodes(call, plan, comm, stream)
+                     : launch_between_nodes(call, plan, comm, stream);
+  }
+  return is_packed ? launch_packed(call, plan, comm, stream) : launch_in_node(call, plan, comm, stream);
 }
 
 }  // namespace mk

@@ -18,9 +18,6 @@ namespace {
 constexpr int MOST_PUSH_CTAS = 10;
 // Fewer bytes than this are not worth another CTA.
 constexpr int64_t LEAST_BYTES_PER_PUSH_CTA = 1 << 20;
-// A producer looks at a panel's flag twice, which takes about as long as a block's products: once for every
-// block, it cost 5 % of the time. Few panels arrive late for the first tiles.
-constexpr int MOST_PANELS = 12;  // of a run
 // From here on the network's rate no longer depends on the size of a put.
 constexpr int64_t PUT_BYTES = 512 << 10;
 // One that computes, one that forwards, one that has the network.
@@ -36,7 +33,8 @@ void widen_panels(KeyPanels* panels) {
 
 // Puts of about as many bytes, in heads that lie next to each other if one has not that much; larger ones where
 // there would be too few signals.
-void choose_puts(int64_t put_bytes, NetworkPanels* panels) {
+template <class Panels>
+void choose_puts(int64_t put_bytes, Panels* panels) {
   const int64_t panel_bytes = int64_t{panels->panel_blocks} * panels->block_bytes();
   panels->put_heads = 1;
   panels->put_panels = static_cast<int>(
@@ -58,16 +56,29 @@ void choose_puts(int64_t put_bytes, NetworkPanels* panels) {
   }
 }
 
-NetworkPanels network_panels(const RingAttentionCall& call, const CudaSlices& slices, int block_n,
-                             const KeyPanels& of_node) {
-  NetworkPanels panels{};
+template <class Panels, class Slices>
+Panels panels_between_nodes(const RingAttentionCall& call, const Slices& slices, int block_n,
+                            const KeyPanels& of_node) {
+  Panels panels{};
   static_cast<KeyPanels&>(panels) = of_node;
   panels.slices = slices;
   panels.block_n = block_n;
   while (panels.num_flags() > kFlagsPerBank && panels.run_panels > 1) widen_panels(&panels);
   choose_puts(call.tuning.chunk_bytes > 0 ? call.tuning.chunk_bytes : PUT_BYTES, &panels);
+  return panels;
+}
+
+NetworkPanels network_panels(const RingAttentionCall& call, const CudaSlices& slices, int block_n,
+                             const KeyPanels& of_node) {
+  auto panels = panels_between_nodes<NetworkPanels>(call, slices, block_n, of_node);
   set_needs(slices, &panels);
   return panels;
+}
+
+// But for who needs what, which the kernel finds out.
+PackedNetworkPanels packed_network_panels(const RingAttentionCall& call, const PackedSlices& slices,
+                                          int block_n, const KeyPanels& of_node) {
+  return panels_between_nodes<PackedNetworkPanels>(call, slices, block_n, of_node);
 }
 
 // What a source's panels come to, for as many ranks or nodes as need each run.
@@ -79,7 +90,8 @@ int64_t travelling_bytes(const NetworkPanels& panels, int source, CountOf&& coun
   return blocks * panels.num_heads * panels.block_bytes();
 }
 
-Status check_puts(const RingAttentionCall& call, const NetworkPanels& panels) {
+template <class Panels>
+Status check_puts(const RingAttentionCall& call, const Panels& panels) {
   const int64_t put_blocks = int64_t{panels.put_heads} * panels.put_panels * panels.panel_blocks;
   if (panels.num_signals() <= kSignalsPerBank - kEntrySignals &&
       put_blocks * panels.block_bytes() <= UINT32_MAX &&
@@ -103,20 +115,31 @@ int forward_ctas(const RingAttentionCall& call, const TopologyView& nodes, int64
   return static_cast<int>(std::clamp<int64_t>(chosen, 1, num_sms - (LEAST_CTAS_BETWEEN_NODES - 1)));
 }
 
-// What is different between nodes; the pushes' bytes go to *pushed, and *num_sms are left to compute.
-Status plan_network(const RingAttentionCall& call, const TopologyView& nodes, int block_n, int* num_sms,
-                    int64_t* pushed, RingAttentionPlan* to) {
+// What is different between nodes; `one`: the panels of packed sequences as if they were one. The pushes' bytes
+// go to *pushed, and *num_sms are left to compute.
+Status plan_network(const RingAttentionCall& call, const TopologyView& nodes, const KeyPanels& one, int block_n,
+                    int* num_sms, int64_t* pushed, RingAttentionPlan* to) {
   if (*num_sms < LEAST_CTAS_BETWEEN_NODES) {
     return unsupported(call, format("between nodes it needs %d CTAs or more, the communicator may use %d "
                                     "(max_ctas, reserved_sms)",
                                     LEAST_CTAS_BETWEEN_NODES, *num_sms));
   }
-  to->network = network_panels(call, to->tiles.slices, block_n, to->panels);
-  to->panels = to->network;
-  const NetworkPanels& panels = to->network;
-  MK_RETURN_IF_ERROR(check_flags(call, panels, panels.num_flags()));
-  MK_RETURN_IF_ERROR(check_puts(call, panels));
+  const auto take_panels = [&](const auto& panels) {
+    to->panels = panels;
+    MK_RETURN_IF_ERROR(check_flags(call, panels, panels.num_flags()));
+    return check_puts(call, panels);
+  };
+  const bool is_packed = call.num_sequences > 0;
   to->nodes = make_node_ranks(nodes);
+  to->network = network_panels(call, to->tiles.slices, block_n, one);
+  const NetworkPanels& panels = to->network;
+  if (is_packed) {
+    to->packed_network = packed_network_panels(call, to->packed.slices, block_n, to->panels);
+    to->packed_network.own = to->nodes.own;
+    MK_RETURN_IF_ERROR(take_panels(to->packed_network));
+  } else {
+    MK_RETURN_IF_ERROR(take_panels(panels));
+  }
   const RankOrder order = make_rank_order(nodes);
   const RankSet others = to->nodes.own & ~(RankSet{1} << nodes.rank);
   const auto bytes_to = [&](int source, RankSet ranks) {
@@ -135,6 +158,9 @@ Status plan_network(const RingAttentionCall& call, const TopologyView& nodes, in
   *pushed = bytes_to(nodes.rank, others) + travelling_bytes(panels, nodes.rank, [&](RankSet needed_by) {
               return (needed_by & ~to->nodes.own) != 0 ? 1 : 0;
             });
+  // Of packed sequences there may be something to forward where of one there is nothing.
+  if (is_packed && nodes.local_nranks() > 1 && order.num_relayed > 0)
+    forwarded = std::max<int64_t>(1, forwarded);
   to->num_forward_ctas = forward_ctas(call, nodes, forwarded, *num_sms);
   *num_sms -= to->num_forward_ctas + 1;
   plan.receive_ctas = to->num_forward_ctas;
@@ -267,11 +293,6 @@ Result<RingAttentionPlan> ring_attention_plan(const RingAttentionCall& call, int
                                               const TopologyView* nodes) {
   MK_RETURN_IF_ERROR(check_cuda_call(call));
   const bool is_packed = call.num_sequences > 0, is_zigzag = call.causal == MK_CAUSAL_ZIGZAG;
-  if (is_packed && nodes != nullptr) {
-    return unsupported(call,
-                       "num_sequences: packed sequences are not built for GPUs of several nodes yet; use "
-                       "MK_DEVICE_HOST");
-  }
   const RingAttentionTile& tile = RING_ATTENTION_TILES[call.dim <= 64 ? 0 : 1];
   RingAttentionPlan plan{};
   plan.plan = MK_PLAN_INIT;
@@ -294,7 +315,10 @@ Result<RingAttentionPlan> ring_attention_plan(const RingAttentionCall& call, int
   for (const bool zigzag : {false, true}) {
     if (is_packed) {
       const KeyPanels panels = packed_panels(call, nranks, zigzag, tile.head_dim, tile.block_n, 1, 1);
-      plan.area_bytes = std::max(plan.area_bytes, static_cast<int64_t>(panels.area_bytes()));
+      const size_t bytes =
+          nodes == nullptr ? panels.area_bytes()
+                           : packed_network_panels(call, plan.packed.slices, tile.block_n, panels).area_bytes();
+      plan.area_bytes = std::max(plan.area_bytes, static_cast<int64_t>(bytes));
     }
     const CudaSlices slices = cuda_slices(call, nranks, zigzag);
     const KeyPanels panels = key_panels(call, slices, tile.head_dim, tile.block_n, 1, 1);
@@ -304,7 +328,7 @@ Result<RingAttentionPlan> ring_attention_plan(const RingAttentionCall& call, int
   }
   int64_t pushed = 0;
   if (nodes != nullptr) {
-    MK_RETURN_IF_ERROR(plan_network(call, *nodes, tile.block_n, &num_sms, &pushed, &plan));
+    MK_RETURN_IF_ERROR(plan_network(call, *nodes, one, tile.block_n, &num_sms, &pushed, &plan));
   } else {
     pushed = plan.plan.link_bytes = pushed_bytes(one, plan.tiles.slices, rank, tile.block_n);
   }

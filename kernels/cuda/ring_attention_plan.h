@@ -5,6 +5,7 @@
 #include "kernels/ops/ring_attention/cuda_blocks.h"
 #include "kernels/ops/ring_attention/network_panels.h"
 #include "kernels/ops/ring_attention/packed_blocks.h"
+#include "kernels/ops/ring_attention/packed_network_panels.h"
 #include "kernels/ring_attention_call.h"
 #include "lib/status.h"
 
@@ -28,8 +29,9 @@ struct RingAttentionPlan {
   int num_push_ctas = 0;
   int64_t area_bytes = 0;  // of a receive bank, for any causal mode
   ring_attention::PackedPlan packed;
-  // Between nodes.
+  // Between nodes; `network` of packed sequences as if they were one.
   ring_attention::NetworkPanels network;
+  ring_attention::PackedNetworkPanels packed_network;
   ring_attention::NodeRanks nodes;
   int num_forward_ctas = 0;
 };

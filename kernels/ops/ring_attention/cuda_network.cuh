@@ -15,22 +15,30 @@ namespace mk::ring_attention {
 
 // ------------------------------------------------------------------ own keys
 
-__device__ __forceinline__ NodeOrder key_order(const NetworkParams& params) {
+template <BetweenNodes Params>
+__device__ __forceinline__ NodeOrder key_order(const Params& params) {
   return {params.comm.order.rank_at};
 }
-__device__ __forceinline__ int source_of(const NetworkParams& params, int step) {
+template <BetweenNodes Params>
+__device__ __forceinline__ int source_of(const Params& params, int step) {
   return params.comm.order.rank_at[step];
 }
-__device__ __forceinline__ int slot_of(const NetworkParams& params, int step) {
+template <BetweenNodes Params>
+__device__ __forceinline__ int slot_of(const Params& params, int step) {
   return source_of(params, step);
 }
 
 // This rank itself, for the network, which has the longest way to go, then the others of its node.
-__device__ __forceinline__ int first_receiver(const NetworkParams&) { return 0; }
-__device__ __forceinline__ int end_of_receivers(const NetworkParams& params) {
+template <BetweenNodes Params>
+__device__ __forceinline__ int first_receiver(const Params&) {
+  return 0;
+}
+template <BetweenNodes Params>
+__device__ __forceinline__ int end_of_receivers(const Params& params) {
   return params.comm.order.num_local;
 }
-__device__ __forceinline__ int receiver_at(const NetworkParams& params, int step) {
+template <BetweenNodes Params>
+__device__ __forceinline__ int receiver_at(const Params& params, int step) {
   const RankOrder& order = params.comm.order;
   return order.rank_at[step == 0 ? 0 : order.num_local - step];
 }
@@ -40,18 +48,22 @@ __device__ __forceinline__ bool receiver_needs(const NetworkParams& params, cons
   const RankSet needed_by = params.panels.needed_by[unit.run][rank];
   return peer == rank ? (needed_by & ~params.nodes.own) != 0 : is_in(needed_by, peer);
 }
-__device__ __forceinline__ int slot_at_receiver(const NetworkParams& params, int) { return params.comm.rank; }
+template <BetweenNodes Params>
+__device__ __forceinline__ int slot_at_receiver(const Params& params, int) {
+  return params.comm.rank;
+}
 
 // Behind those of the ranks before: what is forwarded is counted, too.
-__device__ __forceinline__ int count_of_unit(const NetworkParams& params, int unit) {
+template <BetweenNodes Params>
+__device__ __forceinline__ int count_of_unit(const Params& params, int unit) {
   return params.comm.rank * params.panels.num_units() + unit;
 }
 
 // --------------------------------------------------------------- the network
 
 // Of a put's panels that there are, each one's flag.
-template <class Visit>
-__device__ __forceinline__ void visit_flags(const NetworkPanels& panels, int source, const KeyPut& put,
+template <class Panels, class Visit>
+__device__ __forceinline__ void visit_flags(const Panels& panels, int source, const KeyPut& put,
                                             Visit&& visit) {
   const int num_panels = (put.num_blocks + panels.panel_blocks - 1) / panels.panel_blocks;
   for (int head = put.head; head < put.head + put.num_heads; ++head) {
@@ -62,9 +74,9 @@ __device__ __forceinline__ void visit_flags(const NetworkPanels& panels, int sou
 }
 
 // Puts this rank's keys and values to the other nodes that need them, once they are whole in its receive area.
-__device__ inline void send_keys(const RankLaunch& launch, const NetworkLaunch& network,
-                                 const NetworkParams& params) {
-  const NetworkPanels& panels = params.panels;
+template <BetweenNodes Params>
+__device__ inline void send_keys(const RankLaunch& launch, const NetworkLaunch& network, const Params& params) {
+  const auto& panels = params.panels;
   const RankOrder& order = params.comm.order;
   const int rank = params.comm.rank;
   const int lane = threadIdx.x % 32;
@@ -94,9 +106,10 @@ __device__ inline void send_keys(const RankLaunch& launch, const NetworkLaunch& 
 
 // Tells this rank's other warps of keys that have come from the network. A lane keeps the account of each rank
 // relayed.
+template <BetweenNodes Params>
 __device__ inline void receive_keys(const RankLaunch& launch, const NetworkLaunch& network,
-                                    const NetworkParams& params) {
-  const NetworkPanels& panels = params.panels;
+                                    const Params& params) {
+  const auto& panels = params.panels;
   const RankOrder& order = params.comm.order;
   const int lane = threadIdx.x % 32;
   const int num_puts = panels.num_puts();
@@ -143,7 +156,8 @@ __device__ inline void receive_keys(const RankLaunch& launch, const NetworkLaunc
 }
 
 // The CTA that has the network: a warp a role, and at the end the launch's puts.
-__device__ inline void run_network_cta(const RankLaunch& launch, const NetworkParams& params) {
+template <BetweenNodes Params>
+__device__ inline void run_network_cta(const RankLaunch& launch, const Params& params) {
   const NetworkLaunch network(launch, params.comm);
   const int warp = threadIdx.x / 32;
   if (warp == 0) network.greet();
@@ -155,18 +169,19 @@ __device__ inline void run_network_cta(const RankLaunch& launch, const NetworkPa
 
 // ---------------------------------------------------------------- forwarding
 
-// The ranks of this node that keys of another one are forwarded to.
-__device__ __forceinline__ RankSet forward_receivers(const NetworkParams& params, int source, int run) {
-  return params.panels.needed_by[run][source] & params.nodes.own & ~(RankSet{1} << params.comm.rank);
+// The ranks of this node that a panel of another one is forwarded to.
+template <BetweenNodes Params>
+__device__ __forceinline__ RankSet forward_receivers(const Params& params, int source, int run, int panel) {
+  return params.panels.needs(source, run, panel) & params.nodes.own & ~(RankSet{1} << params.comm.rank);
 }
 
 // Takes blocks that this rank relays, waits for each, and pushes it to the ranks of the node that need it. None
 // is begun before the one before it has arrived: a warp that waits here owes nobody anything.
-template <class Storage, class Done>
-__device__ __forceinline__ void forward_keys(const RankLaunch& launch, const NetworkParams& params,
+template <BetweenNodes Params, class Storage, class Done>
+__device__ __forceinline__ void forward_keys(const RankLaunch& launch, const Params& params,
                                              BulkPush<Storage>& push, Done&& done) {
   constexpr int PIECE_BYTES = Storage::PIECE_BYTES;
-  const NetworkPanels& panels = params.panels;
+  const auto& panels = params.panels;
   const RankOrder& order = params.comm.order;
   const bool leads = threadIdx.x % 32 == 0;
   const ForwardBlocks forwards(panels, order);
@@ -176,9 +191,10 @@ __device__ __forceinline__ void forward_keys(const RankLaunch& launch, const Net
     if (index >= forwards.size()) return;
     ForwardBlock block;
     if (!forwards.at(index, &block)) continue;
-    const RankSet receivers = forward_receivers(params, block.source, block.run);
+    const int panel = block.block / panels.panel_blocks;
+    const RankSet receivers = forward_receivers(params, block.source, block.run, panel);
     if (receivers == 0) continue;
-    const int flag = panels.flag(block.source, block.head, block.run, block.block / panels.panel_blocks);
+    const int flag = panels.flag(block.source, block.head, block.run, panel);
     bool is_here = true;
     if (leads) is_here = launch.wait_flag(flag, DeviceRole::copy, DeviceObject::chunk, block.source, flag);
     if (!__shfl_sync(~0u, static_cast<int>(is_here), 0)) return;
@@ -219,8 +235,8 @@ __device__ __forceinline__ void forward_keys(const RankLaunch& launch, const Net
 
 // A CTA that forwards: all of its warps but the last, which signals. Notes are flags of panels, whose blocks
 // are counted.
-template <class Config>
-__device__ __forceinline__ void run_forward_cta(const RankLaunch& launch, const NetworkParams& params,
+template <class Config, BetweenNodes Params>
+__device__ __forceinline__ void run_forward_cta(const RankLaunch& launch, const Params& params,
                                                 uint8_t* smem_bytes) {
   using Storage = PushCtaStorage<Config::NUM_THREADS>;
   static_assert(2 * Config::KEY_BYTES % PUSH_CTA_PIECE_BYTES == 0);
@@ -234,7 +250,7 @@ __device__ __forceinline__ void run_forward_cta(const RankLaunch& launch, const 
     notes.end();
     return;
   }
-  const NetworkPanels& panels = params.panels;
+  const auto& panels = params.panels;
   const auto run_of = [&](int flag) { return flag / panels.run_panels % panels.num_runs; };
   send_signals(
       storage.signals,
@@ -246,7 +262,8 @@ __device__ __forceinline__ void run_forward_cta(const RankLaunch& launch, const 
       },
       [&](uint64_t note) {
         const int flag = static_cast<int>(note);
-        const RankSet receivers = forward_receivers(params, flag / panels.num_units(), run_of(flag));
+        const RankSet receivers =
+            forward_receivers(params, flag / panels.num_units(), run_of(flag), flag % panels.run_panels);
         for (int step = 1; step < params.comm.order.num_local; ++step) {
           const int peer = params.comm.order.rank_at[step];
           if (is_in(receivers, peer)) launch.raise_flag_relaxed(peer, flag);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // What a launch over packed sequences begins with: cu_seqlens is in device memory, and what follows from it
-// every CTA has to know before its roles begin. The first CTA looks whether it is right and makes the entry's
-// hash; one CTA a rank writes that rank's part of the table of rows; all wait for these. Behind that, what the
-// pushes need.
+// every CTA has to know before its roles begin. The first CTA looks whether it is right; the one that meets the
+// other ranks makes the entry's hash; one CTA a rank writes that rank's part of the table of rows; all wait for
+// these. Behind that, what the pushes need.
 #pragma once
 
 #include "kernels/device/rank_launch.cuh"
@@ -114,6 +114,12 @@ __device__ inline void make_packed_maps(const Arguments& arguments, Storage& sme
   }
 }
 
+// The first CTA meets the other ranks, or, between nodes, the one that has the network.
+template <class Params>
+__device__ __forceinline__ bool greets() {
+  return blockIdx.x == (BetweenNodes<Params> ? gridDim.x - 1 : 0);
+}
+
 // By every CTA, all threads: fills smem.params in. False: there is nothing to do, or smem.fault is wrong.
 // settle(params, rows): by one thread, what else follows from the number of this rank's rows.
 template <class Arguments, class Storage, class Settle>
@@ -128,7 +134,7 @@ __device__ inline bool begin_packed(const Arguments& arguments, Storage& smem, S
   }
   __syncthreads();
   int fault = -1;
-  if (blockIdx.x == 0) {
+  if (blockIdx.x == 0 || greets<Params>()) {
     uint64_t hash = 0;
     look_at_cu_seqlens(slices, smem, &fault, &hash);
     if (threadIdx.x == 0) smem.params.comm.entry.modes[1] = hash;
@@ -172,12 +178,10 @@ __device__ inline bool begin_packed(const Arguments& arguments, Storage& smem, S
   return true;
 }
 
-// By a warp: meets the other ranks. If cu_seqlens is wrong, and everywhere the same, says so.
+// By a warp that has met the other ranks: if cu_seqlens is wrong, and everywhere the same, says so.
 template <class Storage>
-__device__ inline void greet_packed(const Storage& smem) {
+__device__ inline void report_fault(const RankLaunch& launch, const Storage& smem) {
   const auto& params = smem.params;
-  const RankLaunch launch(params.comm);
-  launch.greet();
   if (smem.fault < 0 || threadIdx.x % 32 != 0 || launch.stopped()) return;
   const PackedSlices& slices = params.tiles.slices;
   if (launch.report(DEVICE_DATA, DeviceRole::entry, DeviceObject::entry, -1, smem.fault)) {
@@ -185,6 +189,14 @@ __device__ inline void greet_packed(const Storage& smem) {
         fault_of(slices.cu_seqlens, smem.fault, slices.num_sequences, slices.seq);
     launch.publish_error();
   }
+}
+
+// By a warp: meets the other ranks of a node.
+template <class Storage>
+__device__ inline void greet_packed(const Storage& smem) {
+  const RankLaunch launch(smem.params.comm);
+  launch.greet();
+  report_fault(launch, smem);
 }
 
 // ------------------------------------------------------- what the pushes need

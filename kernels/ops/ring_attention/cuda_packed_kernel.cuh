@@ -15,9 +15,10 @@ struct PackedTile {
   int num_blocks;
 };
 
-template <class Config>
-struct PackedCudaStorage : CudaStorage<Config> {
-  PackedStorage<PackedParams, Config::NUM_THREADS> packed;
+template <class Config, class Params_ = PackedParams, class Room = CudaStorage<Config>>
+struct PackedCudaStorage : Room {
+  using Params = Params_;
+  PackedStorage<Params, Config::NUM_THREADS> packed;
   PackedTile tiles[NUM_ITEMS_AHEAD];
   // Blocks of keys, block i of the CTA at i modulo their number. A consumer masks a block when it has let its
   // stage go: then the producer may be NUM_STAGES blocks ahead of it, and no more.
@@ -25,11 +26,13 @@ struct PackedCudaStorage : CudaStorage<Config> {
   PackedBlock blocks[NUM_BLOCKS];
 };
 
+__device__ __forceinline__ RingOrder key_order(const PackedParams& params) { return {params.comm.rank}; }
+
 // The producer, one thread: hands out tiles and brings their queries, keys and values.
-template <class Config>
+template <class Config, class Storage>
 class PackedProducer {
  public:
-  using Storage = PackedCudaStorage<Config>;
+  using Params = typename Storage::Params;
 
   __device__ PackedProducer(const RankLaunch& launch, Storage& smem)
       : launch_(launch), params_(smem.packed.params), smem_(smem) {}
@@ -40,7 +43,7 @@ class PackedProducer {
     int item = take();
     while (item < num_items) {
       const QueryTile tile = params_.tiles.at(item);
-      PackedKeyWalk walk(params_.tiles.slices, params_.comm.rank, Config::BLOCK_N,
+      PackedKeyWalk walk(params_.tiles.slices, key_order(params_), params_.comm.rank, Config::BLOCK_N,
                          {tile.row, tile.row + tile.num_rows});
       wait_barrier(&smem_.items.empty[cursor.slot], cursor.phase ^ 1);
       smem_.tiles[cursor.slot] = {tile, walk.count()};
@@ -65,7 +68,8 @@ class PackedProducer {
     return static_cast<int>(atomicAdd(&params_.comm.state->gather_ticket, 1u));
   }
 
-  __device__ __forceinline__ void load(const QueryTile& tile, PackedKeyWalk& walk) {
+  template <class Walk>
+  __device__ __forceinline__ void load(const QueryTile& tile, Walk& walk) {
     AttentionStorage<Config>& smem = smem_.attention;
     wait_barrier(&smem.queries_empty, queries_phase_ ^ 1);
     queries_phase_ ^= 1;
@@ -100,8 +104,9 @@ class PackedProducer {
   }
 
   __device__ __forceinline__ void await_panel(const QueryTile& tile, const PackedBlock& block) {
-    const KeyPanels& panels = params_.panels;
-    const int flag = panels.flag(block.step, tile.kv_head, 0, block.index / panels.panel_blocks);
+    const auto& panels = params_.panels;
+    const int flag =
+        panels.flag(slot_of(params_, block.step), tile.kv_head, 0, block.index / panels.panel_blocks);
     if (flag == last_flag_) return;
     last_flag_ = flag;
     launch_.wait_flag(flag, DeviceRole::compute, DeviceObject::chunk, source_of(params_, block.step), flag);
@@ -121,8 +126,8 @@ class PackedProducer {
                                                    block.index * Config::BLOCK_N, tile.kv_head, 0);
       }
     } else {
-      const size_t offset =
-          params_.panels.offset(block.step, tile.kv_head, 0, block.index) + (value ? Config::KEY_BYTES : 0);
+      const size_t offset = params_.panels.offset(slot_of(params_, block.step), tile.kv_head, 0, block.index) +
+                            (value ? Config::KEY_BYTES : 0);
       ptx::cp_async_bulk_shared_global(to, launch_.area(params_.comm.rank, offset), Config::KEY_BYTES, full);
     }
     if (++stage.slot == Config::NUM_STAGES) {
@@ -132,7 +137,7 @@ class PackedProducer {
   }
 
   const RankLaunch& launch_;
-  const PackedParams& params_;
+  const Params& params_;
   Storage& smem_;
   uint32_t queries_phase_ = 0;
   Stage keys_, values_;
@@ -160,10 +165,10 @@ __device__ __forceinline__ void mask_rows(float (&logits)[NUM_LOGITS], int first
   }
 }
 
-template <class Config>
-__device__ __forceinline__ void consume_packed(PackedCudaStorage<Config>& smem, int warpgroup) {
+template <class Config, class Storage>
+__device__ __forceinline__ void consume_packed(Storage& smem, int warpgroup) {
   constexpr float LN2 = 0.693147180559945309f;
-  const PackedParams& params = smem.packed.params;
+  const auto& params = smem.packed.params;
   AttentionConsumer<Config> attention(smem.attention, warpgroup, params.scale_log2, params.negate);
   attention.begin();
   const int row_in_tile = warpgroup * 64 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
@@ -191,7 +196,7 @@ __device__ __forceinline__ void consume_packed(PackedCudaStorage<Config>& smem, 
         work.num_blocks,
         [&](auto& logits) {
           const PackedBlock block = smem.blocks[next_block];
-          if (++next_block == PackedCudaStorage<Config>::NUM_BLOCKS) next_block = 0;
+          if (++next_block == Storage::NUM_BLOCKS) next_block = 0;
           if (!block.is_masked) return;
           if (block.step != step) {
             step = block.step;
@@ -211,13 +216,43 @@ __device__ __forceinline__ void consume_packed(PackedCudaStorage<Config>& smem, 
   }
 }
 
-template <class Config>
-__global__ void __launch_bounds__(Config::NUM_THREADS, 1)
-    ring_attention_packed_kernel(const __grid_constant__ PackedArguments<PackedParams> arguments) {
+// One of `num_ctas` CTAs that compute, behind begin_packed().
+template <class Config, class Storage>
+__device__ __forceinline__ void run_packed_compute_cta(const RankLaunch& launch, Storage& smem, int num_ctas) {
   // As run_compute_cta's, but that this producer has more to keep: with 72 it spills.
   constexpr int NUM_PRODUCER_REGISTERS = 88;
   constexpr int NUM_CONSUMER_REGISTERS = 208;
   static_assert(128 * (168 - NUM_PRODUCER_REGISTERS) >= 256 * (NUM_CONSUMER_REGISTERS - 168));
+  if (threadIdx.x == 0) storage_init(smem);
+  __syncthreads();
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+  const int warpgroup = warp / 4;
+  if (warpgroup == Config::NUM_CONSUMER_WARPGROUPS) {
+    ptx::setmaxnreg_dec<NUM_PRODUCER_REGISTERS>();
+    const auto& params = smem.packed.params;
+    const int push_cta = static_cast<int>(blockIdx.x) - (num_ctas - params.num_push_ctas);
+    const int role_warp = warp % 4;
+    if (role_warp > 0) {
+      if (push_cta >= 0) {
+        push_keys<Config>(launch, params, smem.push, smem.attention.keys[0], role_warp - 1, push_cta);
+      }
+      if constexpr (!BetweenNodes<typename Storage::Params>) {
+        if (blockIdx.x == 0 && role_warp == 3) greet_packed(smem.packed);
+      }
+    } else {
+      if (push_cta >= 0) signal_keys<Config>(launch, params, smem.push);
+      if (threadIdx.x % 32 == 0) PackedProducer<Config, Storage>(launch, smem).run();
+      __syncwarp();
+    }
+  } else {
+    ptx::setmaxnreg_inc<NUM_CONSUMER_REGISTERS>();
+    consume_packed<Config>(smem, warpgroup);
+  }
+}
+
+template <class Config>
+__global__ void __launch_bounds__(Config::NUM_THREADS, 1)
+    ring_attention_packed_kernel(const __grid_constant__ PackedArguments<PackedParams> arguments) {
   extern __shared__ __align__(1024) uint8_t smem_bytes[];
   PackedCudaStorage<Config>& smem = *reinterpret_cast<PackedCudaStorage<Config>*>(smem_bytes);
   const RankLaunch launch(arguments.params.comm);
@@ -226,33 +261,10 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
     params.lse_rows = rows;
     if (arguments.heads_first) params.o_head_bytes = rows * params.o_row_bytes;
   });
-  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-  const int warpgroup = warp / 4;
-  if (!goes_on) {
-    if (blockIdx.x == 0 && warp == 0) greet_packed(smem.packed);
-    launch.end_cta();
-    return;
-  }
-  if (threadIdx.x == 0) storage_init(smem);
-  __syncthreads();
-  if (warpgroup == Config::NUM_CONSUMER_WARPGROUPS) {
-    ptx::setmaxnreg_dec<NUM_PRODUCER_REGISTERS>();
-    const PackedParams& params = smem.packed.params;
-    const int push_cta = static_cast<int>(blockIdx.x) - (static_cast<int>(gridDim.x) - params.num_push_ctas);
-    const int role_warp = warp % 4;
-    if (role_warp > 0) {
-      if (push_cta >= 0) {
-        push_keys<Config>(launch, params, smem.push, smem.attention.keys[0], role_warp - 1, push_cta);
-      }
-      if (blockIdx.x == 0 && role_warp == 3) greet_packed(smem.packed);
-    } else {
-      if (push_cta >= 0) signal_keys<Config>(launch, params, smem.push);
-      if (threadIdx.x % 32 == 0) PackedProducer<Config>(launch, smem).run();
-      __syncwarp();
-    }
-  } else {
-    ptx::setmaxnreg_inc<NUM_CONSUMER_REGISTERS>();
-    consume_packed<Config>(smem, warpgroup);
+  if (goes_on) {
+    run_packed_compute_cta<Config>(launch, smem, gridDim.x);
+  } else if (blockIdx.x == 0 && threadIdx.x < 32) {
+    greet_packed(smem.packed);
   }
   launch.end_cta();
 }

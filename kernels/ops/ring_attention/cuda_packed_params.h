@@ -7,6 +7,7 @@
 
 #include "kernels/device/rank_comm.h"
 #include "kernels/ops/ring_attention/packed_blocks.h"
+#include "kernels/ops/ring_attention/packed_network_panels.h"
 
 namespace mk::ring_attention {
 
@@ -25,8 +26,9 @@ struct PackedCommon {
 
 enum PackedMap { PACKED_Q, PACKED_K, PACKED_V, NUM_PACKED_MAPS };
 
-struct PackedParams : PackedCommon<NUM_PACKED_MAPS> {
-  KeyPanels panels;
+template <class Panels>
+struct PackedParamsOf : PackedCommon<NUM_PACKED_MAPS> {
+  Panels panels;
   float scale_log2;  // |scale| log2(e)
   bool negate;       // scale < 0
   std::byte* o;
@@ -35,6 +37,15 @@ struct PackedParams : PackedCommon<NUM_PACKED_MAPS> {
   int64_t o_batch_bytes;
   float* lse;        // or null
   int64_t lse_rows;  // of a head
+};
+
+// Inside a node.
+using PackedParams = PackedParamsOf<KeyPanels>;
+
+// Between nodes: as NetworkParams.
+struct PackedNetworkParams : PackedParamsOf<PackedNetworkPanels> {
+  int num_compute_ctas;
+  NodeRanks nodes;
 };
 
 // The kernel's parameter. With zigzag the call does not know how many rows a rank has: then its maps are for 1,

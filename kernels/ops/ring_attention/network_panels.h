@@ -2,8 +2,7 @@
 // Ring attention between nodes on GPUs: who needs whose keys, in which puts they travel, where they land, which
 // flags and signals say so, and how they are cut up to be forwarded inside a node. Host and device.
 //
-// A run of one rank lies wholly before or behind those of another: a rank needs all its panels, or none. All
-// places, flags and signals are numbered by the source and are the same on every rank.
+// All places, flags and signals are numbered by the source and are the same on every rank.
 #pragma once
 
 #include "kernels/device/network_comm.h"
@@ -33,12 +32,12 @@ struct KeyPut {
   int num_blocks;  // of a head, perhaps none
 };
 
-struct NetworkPanels : KeyPanels {
-  CudaSlices slices;
+template <class Slices>
+struct NetworkPanelsOf : KeyPanels {
+  Slices slices;
   int block_n;
-  int put_heads;                        // key heads of a put;
-  int put_panels;                       // if there is but one, panels of its run
-  RankSet needed_by[2][MAX_GPU_RANKS];  // [run][source]: the other ranks that do
+  int put_heads;   // key heads of a put;
+  int put_panels;  // if there is but one, panels of its run
 
   MK_HOST_DEVICE int num_blocks(int source, int run) const {
     return (slices.count(source, run) + block_n - 1) / block_n;
@@ -83,12 +82,20 @@ struct NetworkPanels : KeyPanels {
   MK_HOST_DEVICE size_t put_bytes(const KeyPut& put) const {
     return static_cast<size_t>(put.num_heads) * put.num_blocks * block_bytes();
   }
-  // Does it travel to a node of these ranks?
+  MK_HOST_DEVICE int signal(int source, int put) const { return kEntrySignals + source * num_puts() + put; }
+  MK_HOST_DEVICE int64_t num_signals() const { return int64_t{nranks} * num_puts(); }
+};
+
+// A run of one rank lies wholly before or behind those of another: a rank needs all its panels, or none.
+struct NetworkPanels : NetworkPanelsOf<CudaSlices> {
+  RankSet needed_by[2][MAX_GPU_RANKS];  // [run][source]: the other ranks that do
+
+  // The other ranks that need a panel.
+  MK_HOST_DEVICE RankSet needs(int source, int run, int) const { return needed_by[run][source]; }
+  // Does a put travel to a node of these ranks?
   MK_HOST_DEVICE bool enters(const KeyPut& put, int source, RankSet node) const {
     return put.num_blocks > 0 && (needed_by[put.run][source] & node) != 0;
   }
-  MK_HOST_DEVICE int signal(int source, int put) const { return kEntrySignals + source * num_puts() + put; }
-  MK_HOST_DEVICE int64_t num_signals() const { return int64_t{nranks} * num_puts(); }
 };
 
 inline void set_needs(const CudaSlices& slices, NetworkPanels* panels) {
@@ -124,6 +131,12 @@ inline NodeRanks make_node_ranks(const TopologyView& view) {
   return nodes;
 }
 
+// What kernels between nodes are given.
+template <class Params>
+concept BetweenNodes = requires(const Params& params) {
+  params.nodes;
+};
+
 // A block of a relayed rank, on its way to the ranks of this node that need it.
 struct ForwardBlock {
   int source;
@@ -133,9 +146,10 @@ struct ForwardBlock {
 };
 
 // All that a rank may have to forward: put after put, those of several ranks in turn, as they are sent.
+template <class Panels>
 class ForwardBlocks {
  public:
-  MK_HOST_DEVICE ForwardBlocks(const NetworkPanels& panels, const RankOrder& order)
+  MK_HOST_DEVICE ForwardBlocks(const Panels& panels, const RankOrder& order)
       : panels_(panels),
         order_(order),
         put_blocks_(panels.put_heads * panels.put_panels * panels.panel_blocks) {}
@@ -156,7 +170,7 @@ class ForwardBlocks {
   }
 
  private:
-  const NetworkPanels& panels_;
+  const Panels& panels_;
   const RankOrder& order_;
   const int put_blocks_;
 };

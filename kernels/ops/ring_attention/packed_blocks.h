@@ -70,6 +70,7 @@ struct PackedSlices {
   }
   // As CudaSlices' of a rank's only run.
   MK_HOST_DEVICE int first_row(int, int) const { return 0; }
+  MK_HOST_DEVICE int count(int rank, int) const { return rows(rank); }
 
   // The sequence of a row that there is.
   MK_HOST_DEVICE int sequence_of(int rank, int row) const {
@@ -165,11 +166,14 @@ struct PackedBlock {
   bool is_masked;  // some query of the tile does not see all of it
 };
 
-// The blocks of which some of `queries`, at least one row, see something: source after source of the ring.
+// The blocks of which some of `queries`, at least one row, see something: source after source of the order.
+template <class Order>
 class PackedKeyWalk {
  public:
-  MK_HOST_DEVICE PackedKeyWalk(const PackedSlices& slices, int rank, int block_n, const RowRange& queries)
+  MK_HOST_DEVICE PackedKeyWalk(const PackedSlices& slices, const Order& order, int rank, int block_n,
+                               const RowRange& queries)
       : slices_(slices),
+        order_(order),
         rank_(rank),
         block_n_(block_n),
         queries_(queries),
@@ -219,7 +223,7 @@ class PackedKeyWalk {
   }
   MK_HOST_DEVICE void begin_source(int step) {
     step_ = step;
-    source_ = rank_ + step < slices_.nranks ? rank_ + step : rank_ + step - slices_.nranks;
+    source_ = order_.source(step, slices_.nranks);
     first_end_ = slices_.visible_rows(source_, first_.sequence, first_.position).end;
     const RowRange last = slices_.visible_rows(source_, last_.sequence, last_.position);
     last_begin_ = last.begin;
@@ -228,6 +232,7 @@ class PackedKeyWalk {
   }
 
   const PackedSlices& slices_;
+  const Order order_;
   const int rank_;
   const int block_n_;
   const RowRange queries_;

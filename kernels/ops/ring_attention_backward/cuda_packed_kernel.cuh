@@ -79,7 +79,8 @@ class PackedProducer {
   __device__ __forceinline__ void load(const QueryTile& tile) {
     const Tracer tracer(params_.comm.trace, TRACE_LOAD);
     tracer.begin(TraceKind::load, tile.row);
-    ring_attention::PackedKeyWalk walk(params_.tiles.slices, params_.comm.rank, BLOCK_ROWS,
+    const ring_attention::RingOrder order = {params_.comm.rank};
+    ring_attention::PackedKeyWalk walk(params_.tiles.slices, order, params_.comm.rank, BLOCK_ROWS,
                                        {tile.row, tile.row + tile.num_rows});
     const int num_blocks = blocks_of(tile.num_rows);
     begin_tile(num_blocks);
