@@ -59,6 +59,15 @@ class NetworkLaunch {
     relay_entries();
     launch_.wait_entries();
   }
+  // The same, but that entries are compared when the network has this rank's: one that finds a disagreement
+  // inside its node may be ended, and its proxy with it, while other nodes still wait for its entry.
+  __device__ void greet_once_sent() const {
+    launch_.enter();
+    if (!send_entry()) return;
+    relay_entries();
+    wait_for_puts();
+    launch_.wait_entries();
+  }
 
   // By one warp, after all puts of the launch were posted: until the network no longer reads their sources.
   __device__ void wait_for_puts() const;

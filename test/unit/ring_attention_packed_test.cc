@@ -24,7 +24,7 @@ namespace {
 // "" or what is wrong with the blocks that a tile takes.
 std::string walk_problem(const PackedCut& cut, int rank, const RowRange& queries, int block_n) {
   const PackedSlices& slices = cut.slices;
-  PackedKeyWalk walk(slices, rank, block_n, queries);
+  PackedKeyWalk walk(slices, RingOrder{rank}, rank, block_n, queries);
   std::set<std::pair<int, int>> taken;
   int step = 0, index = -1, left = walk.count();
   for (PackedBlock block; walk.next(&block); --left) {

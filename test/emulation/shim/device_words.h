@@ -106,6 +106,10 @@ T atomicCAS(T* address, U expected, V value) {
   return seen;
 }
 template <class T, class U>
+T atomicOr(T* address, U value) {
+  return __atomic_fetch_or(address, static_cast<T>(value), __ATOMIC_RELAXED);
+}
+template <class T, class U>
 T atomicMax(T* address, U value) {
   T seen = __atomic_load_n(address, __ATOMIC_RELAXED);
   while (seen < static_cast<T>(value) &&
