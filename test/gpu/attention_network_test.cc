@@ -4,8 +4,7 @@
 // and large; the same bits from many runs, and from many in a row; replays of a captured launch.
 //
 //   attention_network_test [--ranks N] [--quick]      MK_TEST_TRANSPORT=rc: over this one alone
-#include "attention_run.h"
-#include "network_transports.h"
+#include "attention_network_run.h"
 
 namespace {
 
@@ -13,9 +12,6 @@ using namespace operators;
 using mk::test::Numbers;
 
 Tally tally;
-
-// Puts of a panel each, so that even small cases have many.
-constexpr int64_t kSmallPuts = 1;
 
 std::vector<AttentionCase> mask_cases() {
   std::vector<AttentionCase> cases;
@@ -77,38 +73,6 @@ std::deque<AttentionProblem> problems_for(int nranks, bool quick) {
   return mk::test::make_problems(cases);
 }
 
-void run_all(Seat& seat, Watchdog& watchdog, const std::string& where,
-             const std::deque<AttentionProblem>& problems) {
-  for (size_t number = 0; number < problems.size(); ++number) {
-    const AttentionProblem& problem = problems[number];
-    watchdog.stage(seat.session.rank(), where + ": " + describe(problem.attention), 60, seat.comm);
-    const size_t before = seat.session.failures().size();
-    run_case<Forward>(seat, problem, number % 4 == 0);
-    const auto& failures = seat.session.failures();
-    tally.check(failures.size() == before, failures.empty() ? where : where + ": " + failures.back());
-    if (failures.size() >= 5) return;
-  }
-}
-
-// The host does not wait in between, so that ranks drift apart as far as the banks let them.
-void run_in_a_row(Seat& seat, Watchdog& watchdog, const std::string& where, const AttentionProblem& problem,
-                  int launches) {
-  watchdog.stage(seat.session.rank(), where + ": in a row", 60, seat.comm);
-  AttentionLaunch launch(seat.session, problem);
-  DeviceTensors tensors(problem.attention, rows_of(problem, seat), seat.stream);
-  const auto args = arguments_on<Forward>(launch, tensors);
-  Leash leash(8);
-  for (int i = 0; i < launches; ++i) {
-    if (!seat.session.ok(Forward::call(seat, args), Forward::NAME)) return;
-    leash.mark(seat.stream);
-  }
-  if (!seat.session.ok(mk_comm_synchronize(seat.comm, seat.stream), "mk_comm_synchronize")) return;
-  tensors.download();
-  const size_t before = seat.session.failures().size();
-  launch.verify_forward();
-  tally.check(seat.session.failures().size() == before, where + ": in a row");
-}
-
 void run_split(const Options& options, Watchdog& watchdog, const Transport& transport,
                const std::vector<int32_t>& nodes, const std::deque<AttentionProblem>& problems,
                const std::deque<AttentionProblem>& replayed) {
@@ -116,10 +80,10 @@ void run_split(const Options& options, Watchdog& watchdog, const Transport& tran
   job.node_of_rank = nodes;
   run_between_nodes(options.nranks, tally, transport, nodes, [&](Rank& rank, const std::string& where) {
     Seat seat(job, rank.rank, rank.comm, rank.stream);
-    run_all(seat, watchdog, where, problems);
+    run_all(seat, tally, watchdog, where, problems);
     run_same_bits<Forward>(seat, tally, watchdog, rank.rank, replayed[0], options.quick ? 10 : 50);
     run_replays<Forward>(seat, tally, watchdog, rank.rank, replayed);
-    run_in_a_row(seat, watchdog, where, replayed[0], options.quick ? 50 : 300);
+    run_in_a_row(seat, tally, watchdog, where, replayed[0], options.quick ? 50 : 300);
     watchdog.stage(rank.rank, where + ": leaving", 60, rank.comm);
   });
 }

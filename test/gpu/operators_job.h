@@ -79,8 +79,10 @@ inline void run_ranks(int nranks, const std::function<void(Rank&)>& body,
       rank.meet();
       require(mk_comm_finalize(rank.alone), "mk_comm_finalize", rank.alone);
       require(mk_comm_destroy(rank.alone), "mk_comm_destroy", nullptr);
-      require(mk_comm_finalize(rank.comm), "mk_comm_finalize", rank.comm);
-      require(mk_comm_destroy(rank.comm), "mk_comm_destroy", nullptr);
+      if (rank.comm != nullptr) {  // null: `body` has destroyed it
+        require(mk_comm_finalize(rank.comm), "mk_comm_finalize", rank.comm);
+        require(mk_comm_destroy(rank.comm), "mk_comm_destroy", nullptr);
+      }
       cudaStreamDestroy(rank.stream);
     });
   }

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: MIT
+// Ring attention over packed sequences between emulated nodes on GPUs, transports as attention_network_test:
+// sequences of every kind against float64 loops, puts small and large; the same bits from many runs, and from
+// many in a row; replays of a captured launch whose cu_seqlens change; wrong cu_seqlens, after which the next
+// launch is right, and at last different ones, which end every rank's launch and the communicator.
+//
+//   attention_packed_network_test [--ranks N] [--quick]      MK_TEST_TRANSPORT=rc: over this one alone
+#include <atomic>
+
+#include "attention_network_run.h"
+#include "attention_packed.h"
+
+namespace {
+
+using namespace operators;
+
+Tally tally;
+
+std::deque<AttentionProblem> problems_for(int nranks, bool quick) {
+  std::vector<AttentionCase> cases = packed_cases(quick);
+  for (const AttentionCase& attention : mk::test::attention_corner_cases(nranks)) cases.push_back(attention);
+  for (uint64_t index = 0; index < (quick ? 10 : 60); ++index)
+    cases.push_back(mk::test::mixed_attention_case(6, index, nranks));
+  std::erase_if(cases, [](const AttentionCase& attention) {
+    return !runs_on_gpu(attention) || attention.num_sequences() == 0;
+  });
+  for (size_t at = 0; at < cases.size(); at += 2) cases[at].tuning.chunk_bytes = kSmallPuts;
+  return mk::test::make_problems(cases);
+}
+
+// Every rank's launch ends. Its answer is what it found itself or, if that came first, the news of another's.
+void run_different_bounds(Seat& seat, Watchdog& watchdog, int rank, const std::string& where,
+                          const AttentionProblem& problem, std::atomic<int>& num_named) {
+  watchdog.stage(rank, where + ": different cu_seqlens", 60, seat.comm);
+  AttentionLaunch launch(seat.session, problem);
+  launch.cu_seqlens[1] = rank == 1 ? 2 : 1;
+  DeviceTensors tensors(problem.attention, rows_of(problem, seat), seat.stream);
+  const mk_status_t enqueued = Forward::call(seat, arguments_on<Forward>(launch, tensors));
+  const mk_status_t seen = mk_comm_synchronize(seat.comm, seat.stream);
+  const std::string sentence = mk_get_last_error(seat.comm);
+  num_named += seen == MK_ERROR_MISMATCH ? 1 : 0;
+  tally.check(enqueued == MK_SUCCESS && (seen == MK_ERROR_MISMATCH || seen == MK_ERROR_REMOTE) &&
+                  sentence.find("ranks disagree") != std::string::npos,
+              where + text(": rank %d: expected a disagreement, saw %s, %s", rank, mk_status_string(seen),
+                           sentence.c_str()));
+  require_cuda(cudaStreamSynchronize(seat.stream), "a launch that ranks disagree on");
+}
+
+void run_split(const Options& options, Watchdog& watchdog, const Transport& transport,
+               const std::vector<int32_t>& nodes, const std::deque<AttentionProblem>& problems,
+               const std::deque<AttentionProblem>& alike) {
+  mk::test::RankJob job;
+  job.node_of_rank = nodes;
+  std::atomic<int> num_named = 0;
+  run_between_nodes(options.nranks, tally, transport, nodes, [&](Rank& rank, const std::string& where) {
+    Seat seat(job, rank.rank, rank.comm, rank.stream);
+    run_all(seat, tally, watchdog, where, problems);
+    run_same_bits<Forward>(seat, tally, watchdog, rank.rank, alike[0], options.quick ? 10 : 50);
+    run_replays<Forward>(seat, tally, watchdog, rank.rank, alike);
+    run_in_a_row(seat, tally, watchdog, where, alike[0], options.quick ? 50 : 300);
+    run_wrong_bounds<Forward>(seat, tally, watchdog, rank.rank, alike);
+    rank.meet();
+    run_different_bounds(seat, watchdog, rank.rank, where, alike[0], num_named);
+    watchdog.stage(rank.rank, where + ": leaving", 60, rank.comm);
+    rank.meet();
+    require(mk_comm_destroy(rank.comm), "mk_comm_destroy", nullptr);
+    rank.comm = nullptr;
+    watchdog.stage(rank.rank, where + ": left", 60);
+  });
+  tally.check(num_named > 0, "no rank names the ranks that disagree");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const Options options = start(argc, argv);
+  const std::vector<Transport> all = transports(tally);
+  if (all.empty()) return 77;
+  const std::deque<AttentionProblem> problems = problems_for(options.nranks, options.quick);
+  const std::deque<AttentionProblem> alike = packed_alike(options.nranks);
+  Watchdog watchdog(tally, options.nranks);
+  const std::vector<std::vector<int32_t>> layouts = splits(options.nranks);
+  for (size_t at = 0; at < all.size(); ++at) {
+    // Every way to lie on nodes over the first; the others take turns.
+    for (size_t layout = 0; layout < layouts.size(); ++layout) {
+      if (at > 0 && layout != at % layouts.size()) continue;
+      run_split(options, watchdog, all[at], layouts[layout], problems, alike);
+    }
+  }
+  return tally.finish();
+}
