@@ -161,7 +161,7 @@ TEST_CASE("all operators of the host run, pass their checks and come as a table 
     CHECK(result["nodes"].number == 1);
     const bool is_attention = result["operator"].text.rfind("ring_attention", 0) == 0;
     const bool is_moe = result["operator"].text.rfind("moe_", 0) == 0;
-    CHECK(result["shape"].keys() == (is_attention ? "batch seq heads kv_heads dim causal zigzag"
+    CHECK(result["shape"].keys() == (is_attention ? "batch seq heads kv_heads dim causal zigzag packed"
                                      : is_moe     ? "tokens hidden inter experts topk zipf"
                                                   : "m n k"));
     CHECK(result["dtype"].text == "bf16");
@@ -313,11 +313,14 @@ TEST_CASE("expert layers pass their check on one rank and several nodes, and on 
 
 TEST_CASE("ring attention passes its check in every mode, and on a sample of a larger shape") {
   for (const char* name : {"ring_attention", "ring_attention_backward"}) {
-    const Outcome outcome = mk_perf(with({name, "-g", "3", "--nodes", "3", "--check", "--dtype", "fp16",
-                                          "--shape", "batch=2,seq=37,heads=4,kv_heads=2,dim=24", "--shape",
-                                          "batch=1,seq=40,heads=1,kv_heads=1,dim=8,causal=1", "--shape",
-                                          "batch=1,seq=3200,heads=1,kv_heads=1,dim=16,causal=1,zigzag=1"},
-                                         kQuick));
+    const Outcome outcome =
+        mk_perf(with({name, "-g", "3", "--nodes", "3", "--check", "--dtype", "fp16", "--shape",
+                      "batch=2,seq=37,heads=4,kv_heads=2,dim=24", "--shape",
+                      "batch=1,seq=40,heads=1,kv_heads=1,dim=8,causal=1", "--shape",
+                      "batch=1,seq=77,heads=4,kv_heads=2,dim=16,packed=4", "--shape",
+                      "batch=1,seq=77,heads=2,kv_heads=1,dim=16,causal=1,zigzag=1,packed=4", "--shape",
+                      "batch=1,seq=3200,heads=1,kv_heads=1,dim=16,causal=1,zigzag=1"},
+                     kQuick));
     INFO(outcome.err << outcome.out);
     CHECK(outcome.exit_code == 0);
     CHECK(contains(outcome.out, "ok, exact"));

@@ -163,6 +163,7 @@ TEST_CASE("bad shapes are refused with a sentence") {
   CHECK(attention("batch=1,seq=64,heads=4,kv_heads=2,dim=64") == "");
   CHECK(contains(attention("batch=1,seq=64,heads=4,kv_heads=3,dim=64"), "kv_heads does not divide heads"));
   CHECK(contains(attention("batch=1,seq=64,heads=4,kv_heads=2,dim=64,zigzag=1"), "needs causal=1"));
+  CHECK(contains(attention("batch=2,seq=64,heads=4,kv_heads=2,dim=64,packed=3"), "need batch=1"));
   CHECK(contains(attention("batch=1,seq=64,heads=4,kv_heads=2,dim=64,causal=2"), "causal: expected 0 to 1"));
 }
 
@@ -187,8 +188,8 @@ TEST_CASE("presets follow the splits of tensor parallelism") {
         "tokens=8192,hidden=7168,inter=2048,experts=256,topk=8");
   const std::vector<Shape> ring = preset_shapes("ring-attention", "ring_attention", 4);
   REQUIRE(ring.size() == 10);
-  CHECK(ring.front().text() == "batch=4,seq=6144,heads=16,kv_heads=16,dim=128,causal=0,zigzag=0");
-  CHECK(ring.back().text() == "batch=4,seq=98304,heads=16,kv_heads=16,dim=128,causal=1,zigzag=1");
+  CHECK(ring.front().text() == "batch=4,seq=6144,heads=16,kv_heads=16,dim=128,causal=0,zigzag=0,packed=0");
+  CHECK(ring.back().text() == "batch=4,seq=98304,heads=16,kv_heads=16,dim=128,causal=1,zigzag=1,packed=0");
   CHECK(preset_shapes("ring-attention", "gemm_allreduce", 4).empty());
   for (const char* preset : {"default", "square", "llama3-70b", "deepseek-v3", "ring-attention"}) {
     for (const int nranks : {1, 2, 4, 8, 16}) {

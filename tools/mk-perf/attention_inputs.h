@@ -12,6 +12,22 @@ namespace perf {
 
 enum class AttentionTensor { kQ, kK, kV, kDO };
 
+// Packed sequences of different lengths: of N the i-th has i + 1 of N (N + 1) / 2 equal parts. One: the whole.
+constexpr int kMostSequences = 16;
+struct AttentionSequences {
+  int64_t seq;
+  int count;
+
+  MK_HOST_DEVICE int64_t begin(int64_t sequence) const {
+    return seq * (sequence * (sequence + 1)) / (int64_t{count} * (count + 1));
+  }
+  MK_HOST_DEVICE int of(int64_t position) const {
+    int sequence = 0;
+    while (begin(sequence + 1) <= position) ++sequence;
+    return sequence;
+  }
+};
+
 // Tensors are [batch][position][head][dim].
 struct AttentionInputs {
   int64_t batch;
@@ -23,6 +39,7 @@ struct AttentionInputs {
   Pattern pattern;
   mk_dtype_t dtype;
   uint64_t seed;
+  int num_sequences = 1;
 
   // kRandom: as in InputMatrix, q and k twice as large. kIntegers: keys are the bits of their position as +-1,
   // and a query is 64 times the key of one position that it sees: the logits of all other keys are smaller by
@@ -37,19 +54,37 @@ struct AttentionInputs {
 
   float scale() const;  // as it is given to the library: 1 for integers, 0 (the default) for random inputs
   MK_HOST_DEVICE int heads_of(AttentionTensor tensor) const;
-  MK_HOST_DEVICE int64_t num_visible(int64_t position) const { return causal ? position + 1 : seq; }
+  // The first key that a query sees, and how many it sees from there on.
+  MK_HOST_DEVICE int64_t first_visible(int64_t position) const {
+    const AttentionSequences sequences = {seq, num_sequences};
+    return sequences.begin(sequences.of(position));
+  }
+  MK_HOST_DEVICE int64_t num_visible(int64_t position) const {
+    const AttentionSequences sequences = {seq, num_sequences};
+    const int sequence = sequences.of(position);
+    return (causal ? position + 1 : sequences.begin(sequence + 1)) - sequences.begin(sequence);
+  }
   // kIntegers: the key of a query.
   MK_HOST_DEVICE int64_t picked(int64_t b, int64_t position, int head) const;
 };
 
-// The positions that a rank holds: two runs of consecutive ones, either of which may be empty.
+// The positions that a rank holds: runs of consecutive ones of one sequence, the same number of each sequence,
+// any of which may be empty.
 struct AttentionPositions {
-  int64_t first[2] = {};
-  int64_t count[2] = {};
+  static constexpr int kMostRuns = 2 * kMostSequences;
+  int num_runs = 0;
+  int64_t first[kMostRuns] = {};
+  int64_t count[kMostRuns] = {};
 
-  MK_HOST_DEVICE int64_t rows() const { return count[0] + count[1]; }
+  MK_HOST_DEVICE int64_t rows() const {
+    int64_t rows = 0;
+    for (int run = 0; run < num_runs; ++run) rows += count[run];
+    return rows;
+  }
   MK_HOST_DEVICE int64_t of_row(int64_t row) const {
-    return row < count[0] ? first[0] + row : first[1] + (row - count[0]);
+    int run = 0;
+    for (; row >= count[run]; ++run) row -= count[run];
+    return first[run] + row;
   }
 };
 
@@ -60,7 +95,7 @@ MK_HOST_DEVICE int AttentionInputs::heads_of(AttentionTensor tensor) const {
 MK_HOST_DEVICE int64_t AttentionInputs::picked(int64_t b, int64_t position, int head) const {
   const uint64_t hash =
       index_hash(seed + 9, static_cast<uint64_t>(b * heads + head), static_cast<uint64_t>(position));
-  return static_cast<int64_t>(hash % static_cast<uint64_t>(num_visible(position)));
+  return first_visible(position) + static_cast<int64_t>(hash % static_cast<uint64_t>(num_visible(position)));
 }
 
 MK_HOST_DEVICE float AttentionInputs::unrounded(AttentionTensor tensor, int64_t b, int64_t position, int head,

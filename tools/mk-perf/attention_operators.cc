@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <numeric>
+#include <optional>
 
 #include "attention_reference.h"
 #include "attention_work.h"
@@ -65,6 +66,13 @@ class AttentionProblem : public Problem {
                        buffer(lse_bytes()), buffer(queries), buffer(queries), buffer(keys), buffer(keys)});
     }
     patterns_.resize(static_cast<size_t>(num_sets));
+    if (!shape_["packed"]) return;
+    std::vector<int32_t> bounds;
+    const AttentionSequences sequences = attention_sequences(shape_);
+    for (int sequence = 0; sequence <= sequences.count; ++sequence)
+      bounds.push_back(static_cast<int32_t>(sequences.begin(sequence)));
+    cu_seqlens_.emplace(buffer(bounds.size() * sizeof(int32_t)));
+    cu_seqlens_->upload(bounds.data());
   }
 
   void fill(int set, Pattern pattern) override {
@@ -188,7 +196,8 @@ class AttentionProblem : public Problem {
             shape_["causal"] != 0,
             patterns_.empty() ? Pattern::kRandom : patterns_[static_cast<size_t>(set)],
             context_.dtypes.dtype,
-            0xa77 + 0x100 * static_cast<uint64_t>(set)};
+            0xa77 + 0x100 * static_cast<uint64_t>(set),
+            attention_sequences(shape_).count};
   }
 
   template <typename Args>
@@ -203,6 +212,10 @@ class AttentionProblem : public Problem {
                   : shape_["causal"] ? MK_CAUSAL_CONTIGUOUS
                                      : MK_CAUSAL_NONE;
     args.dtype = context_.dtypes.dtype;
+    if (cu_seqlens_) {
+      args.num_sequences = static_cast<int32_t>(shape_["packed"]);
+      args.cu_seqlens = static_cast<const int32_t*>(cu_seqlens_->data());
+    }
     args.softmax_scale = inputs(set).scale();
     args.q = buffers.q.data();
     args.k = buffers.k.data();
@@ -346,6 +359,7 @@ class AttentionProblem : public Problem {
   AttentionPositions positions_;
   std::vector<Pattern> patterns_;  // of the inputs of each set
   std::vector<Buffers> sets_;
+  std::optional<DeviceBuffer> cu_seqlens_;  // packed
   std::vector<unsigned char> staging_;
 };
 
@@ -353,6 +367,9 @@ void validate(const Shape& shape, int) {
   const std::string where = "--shape \"" + shape.text() + "\": ";
   if (shape["heads"] % shape["kv_heads"]) throw UsageError(where + "kv_heads does not divide heads");
   if (shape["zigzag"] && !shape["causal"]) throw UsageError(where + "zigzag=1 needs causal=1");
+  if (shape["packed"] && shape["batch"] != 1) throw UsageError(where + "packed sequences need batch=1");
+  if (shape["packed"] && shape["seq"] > INT32_MAX)
+    throw UsageError(where + "packed sequences need a seq of 31 bits");
   if (shape["dim"] % 8) throw UsageError(where + "dim is not a multiple of 8");
   if (shape["dim"] < 40 && shape["seq"] > int64_t{1} << shape["dim"])
     throw UsageError(where + "seq is more than 2^dim, which the check's inputs tell apart");
@@ -375,7 +392,8 @@ const ShapeKeys kKeys = {{"batch"},
                          {"kv_heads", 1, 1 << 20},
                          {"dim", 1, 1024},
                          {"causal", 0, 1, 0},
-                         {"zigzag", 0, 1, 0}};
+                         {"zigzag", 0, 1, 0},
+                         {"packed", 0, kMostSequences, 0}};
 
 }  // namespace
 

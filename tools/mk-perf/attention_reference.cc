@@ -106,14 +106,16 @@ class Builder {
       d_output[static_cast<size_t>(d)] = in_.d_o(b, position, head, d);
     }
     std::vector<double> weights(static_cast<size_t>(in_.num_visible(position)));
+    const auto first = static_cast<size_t>(in_.first_visible(position));
     for (size_t j = 0; j < weights.size(); ++j)
-      weights[j] = scale_ * dot(query.data(), keys_.data() + j * query.size(), dim);
+      weights[j] = scale_ * dot(query.data(), keys_.data() + (first + j) * query.size(), dim);
     const double maximum = *std::max_element(weights.begin(), weights.end());
     double sum = 0;
     for (double& weight : weights) sum += weight = std::exp(weight - maximum);
     for (size_t j = 0; j < weights.size(); ++j) {
       weights[j] /= sum;
-      for (size_t d = 0; d < output.size(); ++d) output[d] += weights[j] * values_[j * output.size() + d];
+      for (size_t d = 0; d < output.size(); ++d)
+        output[d] += weights[j] * values_[(first + j) * output.size() + d];
     }
     const int64_t own = own_row_[static_cast<size_t>(position)];
     const auto own_rows = static_cast<int64_t>(positions_.size());
@@ -123,12 +125,12 @@ class Builder {
       result_.lse[static_cast<size_t>(at)] = maximum + std::log(sum);
     }
     if (result_.dq.empty() && !keys) return;
-    add_gradients(b, head, weights, query, d_output, output, at, keys);
+    add_gradients(b, head, first, weights, query, d_output, output, at, keys);
   }
 
-  void add_gradients(int64_t b, int head, const std::vector<double>& weights, const std::vector<double>& query,
-                     const std::vector<double>& d_output, const std::vector<double>& output, int64_t at,
-                     bool keys) {
+  void add_gradients(int64_t b, int head, size_t first, const std::vector<double>& weights,
+                     const std::vector<double>& query, const std::vector<double>& d_output,
+                     const std::vector<double>& output, int64_t at, bool keys) {
     const size_t dim = query.size();
     // The library is given o in its dtype.
     double delta = 0;
@@ -137,11 +139,12 @@ class Builder {
     const auto own_rows = static_cast<int64_t>(positions_.size());
     const int kv_head = head / (in_.heads / in_.kv_heads);
     for (size_t j = 0; j < weights.size(); ++j) {
-      const double* value = values_.data() + j * dim;
+      const size_t key = first + j;
+      const double* value = values_.data() + key * dim;
       const double d_logit = scale_ * weights[j] * (dot(d_output.data(), value, in_.dim) - delta);
       for (size_t d = 0; at >= 0 && d < dim; ++d)
-        result_.dq[static_cast<size_t>(at) * dim + d] += d_logit * keys_[j * dim + d];
-      const int64_t own = keys ? own_row_[j] : -1;
+        result_.dq[static_cast<size_t>(at) * dim + d] += d_logit * keys_[key * dim + d];
+      const int64_t own = keys ? own_row_[key] : -1;
       if (own < 0) continue;
       const auto row = static_cast<size_t>((b * own_rows + own) * in_.kv_heads + kv_head);
       for (size_t d = 0; d < dim; ++d) {

@@ -3,45 +3,74 @@
 
 #include <algorithm>
 #include <cmath>
+#include <tuple>
+#include <utility>
 
 namespace perf {
 namespace {
 
 constexpr int64_t kAloneMultiple = 128;
 
+int runs_of_sequence(const Shape& shape) { return shape["zigzag"] ? 2 : 1; }
+
 // Keys of `owner` that some query of `reader` sees.
 double keys_seen(const Shape& shape, const AttentionPositions& owner, const AttentionPositions& reader) {
-  if (!reader.rows()) return 0;
-  if (!shape["causal"]) return static_cast<double>(owner.rows());
-  const int64_t last = reader.of_row(reader.rows() - 1);
   double keys = 0;
-  for (int run = 0; run < 2; ++run)
-    keys += static_cast<double>(std::clamp<int64_t>(last + 1 - owner.first[run], 0, owner.count[run]));
+  const int runs = runs_of_sequence(shape);
+  for (int begin = 0; begin < owner.num_runs; begin += runs) {  // of a sequence
+    int64_t end = 0;
+    for (int run = begin; run < begin + runs; ++run) {
+      if (reader.count[run] > 0) end = reader.first[run] + reader.count[run];
+    }
+    for (int run = begin; run < begin + runs && end > 0; ++run) {
+      const int64_t count = owner.count[run];
+      keys +=
+          static_cast<double>(shape["causal"] ? std::clamp<int64_t>(end - owner.first[run], 0, count) : count);
+    }
+  }
   return keys;
 }
 
 }  // namespace
 
+AttentionSequences attention_sequences(const Shape& shape) {
+  return {shape["seq"], static_cast<int>(std::max<int64_t>(1, shape["packed"]))};
+}
+
 AttentionPositions attention_positions(const Shape& shape, int rank, int nranks) {
   AttentionPositions positions;
-  const int64_t seq = shape["seq"];
-  const bool zigzag = shape["zigzag"] != 0;
-  const int64_t parts = zigzag ? 2 * nranks : nranks;
-  const int64_t length = (seq + parts - 1) / parts;
-  for (int run = 0; run < (zigzag ? 2 : 1); ++run) {
-    const int64_t part = run == 0 ? rank : parts - 1 - rank;
-    positions.first[run] = std::min(seq, part * length);
-    positions.count[run] = std::min(seq, (part + 1) * length) - positions.first[run];
+  const AttentionSequences sequences = attention_sequences(shape);
+  const auto slice = [&](int64_t begin, int64_t end, int64_t part, int64_t parts) {
+    const int64_t length = (end - begin + parts - 1) / parts;
+    const int64_t first = std::min(end, begin + part * length);
+    return std::pair(first, std::min(end, first + length));
+  };
+  for (int sequence = 0; sequence < sequences.count; ++sequence) {
+    const int64_t begin = sequences.begin(sequence), end = sequences.begin(sequence + 1);
+    for (int run = 0; run < runs_of_sequence(shape); ++run) {
+      auto [first, last] = slice(0, sequences.seq, rank, nranks);
+      if (shape["zigzag"]) {
+        std::tie(first, last) = slice(begin, end, run == 0 ? rank : 2 * nranks - 1 - rank, 2 * nranks);
+      } else {
+        first = std::clamp(first, begin, end), last = std::clamp(last, begin, end);
+      }
+      positions.first[positions.num_runs] = first;
+      positions.count[positions.num_runs++] = last - first;
+    }
   }
   return positions;
 }
 
 double visible_pairs(const Shape& shape, const AttentionPositions& queries) {
   double pairs = 0;
-  for (int run = 0; run < 2; ++run) {
+  const AttentionSequences sequences = attention_sequences(shape);
+  for (int run = 0; run < queries.num_runs; ++run) {
+    const int sequence = run / runs_of_sequence(shape);
+    const auto begin = static_cast<double>(sequences.begin(sequence));
+    const auto end = static_cast<double>(sequences.begin(sequence + 1));
     const auto first = static_cast<double>(queries.first[run]);
     const auto count = static_cast<double>(queries.count[run]);
-    pairs += count * (shape["causal"] ? first + (count + 1) / 2 : static_cast<double>(shape["seq"]));
+    pairs += count * (shape["causal"] ? first - begin + (count + 1) / 2 : end - begin);
   }
   return pairs;
 }
@@ -68,7 +97,8 @@ AloneShape attention_alone_shape(const Shape& shape, int nranks) {
                        {"kv_heads", shape["kv_heads"]},
                        {"dim", shape["dim"]},
                        {"causal", shape["causal"]},
-                       {"zigzag", 0}},
+                       {"zigzag", 0},
+                       {"packed", shape["packed"]}},
                       1};
   alone.factor = pairs / all_visible_pairs(alone.shape);
   return alone;

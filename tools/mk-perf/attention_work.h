@@ -8,8 +8,11 @@
 
 namespace perf {
 
-// Shapes are those of the attention operators. The slices are those of mkernel.h: slice r of W, or with zigzag
-// slices r and 2W-1-r of 2W.
+// Shapes are those of the attention operators.
+AttentionSequences attention_sequences(const Shape& shape);
+
+// The slices are those of mkernel.h: slice r of W, or with zigzag
+// slices r and 2W-1-r of 2W (of each packed sequence).
 AttentionPositions attention_positions(const Shape& shape, int rank, int nranks);
 
 // Pairs of a query of these positions and a key that it sees, of one head.

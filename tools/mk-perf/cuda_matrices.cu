@@ -67,13 +67,13 @@ template <typename Element>
 __global__ void fill_attention_kernel(Element* elements, AttentionInputs inputs, AttentionTensor tensor,
                                       AttentionPositions positions) {
   const int heads = inputs.heads_of(tensor);
-  const int64_t rows = inputs.batch * positions.rows() * heads;
+  const int64_t own = positions.rows(), rows = inputs.batch * own * heads;
   for (int64_t at = blockIdx.x * int64_t{blockDim.y} + threadIdx.y; at < rows;
        at += int64_t{gridDim.x} * blockDim.y) {
     const int64_t row = at / heads;
     const int head = static_cast<int>(at - row * heads);
-    const int64_t b = row / positions.rows();
-    const int64_t position = positions.of_row(row - b * positions.rows());
+    const int64_t b = row / own;
+    const int64_t position = positions.of_row(row - b * own);
     for (int d = threadIdx.x; d < inputs.dim; d += blockDim.x)
       store(elements + at * inputs.dim + d, inputs.unrounded(tensor, b, position, head, d));
   }

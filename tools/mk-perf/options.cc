@@ -35,7 +35,8 @@ cxxopts::Options command_line() {
                     "inner dimension for "
                     "the all-gather, the local one otherwise; n the local columns). MoE: tokens (in all) "
                     "hidden inter experts "
-                    "topk zipf. Attention: batch seq (in all) heads kv_heads dim causal zigzag",
+                    "topk zipf. Attention: batch seq (in all) heads kv_heads dim causal zigzag "
+                    "packed (sequences)",
                     cxxopts::value<std::vector<std::string>>(),
                     "k=v,...")("preset", "A list of shapes: " + preset_names(), cxxopts::value<std::string>(),
                                "NAME")("dtype", "Of the inputs: bf16 or fp16", text("bf16"))(

@@ -39,7 +39,8 @@ Shapes default_shapes(const std::string& name, int nranks) {
            {"kv_heads", 1},
            {"dim", 64},
            {"causal", 1},
-           {"zigzag", 1}}};
+           {"zigzag", 1},
+           {"packed", 0}}};
 }
 
 // A square weight spread over the ranks: by columns for the all-gather, whose gradient has as many rows a rank,
@@ -103,7 +104,8 @@ Shapes llama3_70b(const std::string& name, int nranks) {
                         {"kv_heads", 8},
                         {"dim", 128},
                         {"causal", 1},
-                        {"zigzag", 1}});
+                        {"zigzag", 1},
+                        {"packed", 0}});
     }
   }
   return shapes;
@@ -149,7 +151,8 @@ Shapes ring_attention(const std::string& name, int) {
                         {"kv_heads", 16},
                         {"dim", 128},
                         {"causal", causal},
-                        {"zigzag", causal}});
+                        {"zigzag", causal},
+                        {"packed", 0}});
     }
   }
   return shapes;
