@@ -119,15 +119,7 @@ Result<CudaExecutor::Planned*> CudaExecutor::planned(const GemmCall& call) const
   return &planned_.insert(call, std::move(planned));
 }
 
-// Which of the other operators are not built between nodes, their plans say.
-Status CudaExecutor::check_nodes(const OperatorCall& any) const {
-  const mk_operator_t op = operator_of(any);
-  if (nodes() == nullptr || op != MK_OPERATOR_RING_ATTENTION_BACKWARD) return {};
-  return not_between_nodes(operator_name(op));
-}
-
 Result<mk_plan_t> CudaExecutor::plan(const OperatorCall& any) const {
-  MK_RETURN_IF_ERROR(check_nodes(any));
   if (const auto* moe = std::get_if<MoeCall>(&any)) return plan_moe(*moe);
   if (const auto* attention = std::get_if<RingAttentionCall>(&any)) return plan_attention(*attention);
   const auto& call = std::get<GemmCall>(any);
@@ -165,7 +157,6 @@ bool CudaExecutor::prepared(const OperatorCall& any) const {
 Status CudaExecutor::prepare(const OperatorCall& any, Deadline deadline) {
   const CurrentDevice current(device_);
   MK_RETURN_IF_ERROR(current.status());
-  MK_RETURN_IF_ERROR(check_nodes(any));
   if (const auto* moe = std::get_if<MoeCall>(&any)) return prepare_moe(*moe, deadline);
   if (const auto* attention = std::get_if<RingAttentionCall>(&any))
     return prepare_attention(*attention, deadline);

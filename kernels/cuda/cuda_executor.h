@@ -83,7 +83,6 @@ class CudaExecutor : public Executor {
   size_t max_workspace_bytes() const;
   int num_sms_of(const GemmCall& call) const;  // one rank
   Result<Planned*> planned(const GemmCall& call) const;
-  Status check_nodes(const OperatorCall& call) const;
   const CudaRank::Arena* find_arena(const GemmCall& call, int64_t bank_bytes) const;
   Status check_stream(mk_stream_t stream, bool* is_captured) const;
   CudaRank* device_rank() const;  // null: there is none yet

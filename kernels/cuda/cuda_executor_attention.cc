@@ -21,7 +21,7 @@ bool is_backward(const RingAttentionCall& call) { return call.op == MK_OPERATOR_
 Result<AttentionSizes> attention_sizes(const RingAttentionCall& call, int rank, int nranks, int num_sms,
                                        const TopologyView* nodes) {
   if (is_backward(call)) {
-    const auto plan = ring_attention_backward_plan(call, rank, nranks, num_sms);
+    const auto plan = ring_attention_backward_plan(call, rank, nranks, num_sms, nodes);
     if (!plan.ok()) return plan.status();
     return AttentionSizes{plan.value().plan, plan.value().area_bytes};
   }
@@ -55,8 +55,8 @@ Status CudaExecutor::prepare_attention(const RingAttentionCall& call, Deadline d
   if (!chosen.ok()) return chosen.status();
   bool& is_loaded = attention_kernels_loaded_[is_backward(call) ? 1 : 0];
   if (!is_loaded) {
-    const cudaError_t error =
-        is_backward(call) ? ring_attention_backward_prepare() : ring_attention_prepare(nodes() != nullptr);
+    const cudaError_t error = is_backward(call) ? ring_attention_backward_prepare(nodes() != nullptr)
+                                                : ring_attention_prepare(nodes() != nullptr);
     MK_RETURN_IF_ERROR(cuda_error(error, "loading the kernels"));
     is_loaded = true;
   }
@@ -89,7 +89,7 @@ Status CudaExecutor::enqueue_attention(const RingAttentionCall& call, cudaStream
   const int rank = context_.topology.rank, num_sms = device_rank_sms();
   if (is_backward(call)) {
     return enqueue_attention_planned(
-        call, ring_attention_backward_plan(call, rank, nranks(), num_sms),
+        call, ring_attention_backward_plan(call, rank, nranks(), num_sms, nodes()),
         [&](const RingAttentionBackwardPlan& plan, const RankComm& comm) {
           return ring_attention_backward_launch(call, plan, comm, stream);
         },

@@ -5,7 +5,7 @@
 
 #include "kernels/cuda/cooperative_launch.h"
 #include "kernels/cuda/ring_attention_tensors.h"
-#include "kernels/ops/ring_attention_backward/cuda_kernel.cuh"
+#include "kernels/ops/ring_attention_backward/cuda_network_kernel.cuh"
 #include "kernels/ops/ring_attention_backward/cuda_packed_kernel.cuh"
 #include "kernels/ops/ring_attention_backward/cuda_packed_row_sums.cuh"
 #include "kernels/ops/ring_attention_backward/cuda_row_sums.cuh"
@@ -52,7 +52,7 @@ cudaError_t launch_row_sums(const RingAttentionCall& call, const RingAttentionBa
   params.area = comm.memory[comm.rank] + comm.arena;
   params.bank_bytes = comm.bank_bytes;
   params.slices = plan.tiles.slices;
-  params.panels = plan.panels;
+  params.places = plan.row_places();
   params.rank = comm.rank;
   params.heads = call.heads;
   params.dim = call.dim;
@@ -101,28 +101,14 @@ cudaError_t launch_packed(const RingAttentionCall& call, const RingAttentionBack
                               kernel.smem_bytes, stream);
 }
 
-}  // namespace
-
-cudaError_t ring_attention_backward_prepare() {
-  cudaError_t error = tensor_map_prepare();
-  if (error == cudaSuccess) error = prepare_table(cuda_kernels_bf16());
-  if (error == cudaSuccess) error = prepare_table(cuda_kernels_fp16());
-  if (error == cudaSuccess) error = prepare_table(cuda_packed_kernels_bf16());
-  if (error == cudaSuccess) error = prepare_table(cuda_packed_kernels_fp16());
-  if (error == cudaSuccess) error = prepare_row_sums<__nv_bfloat16>();
-  if (error == cudaSuccess) error = prepare_row_sums<__half>();
-  return error;
-}
-
-cudaError_t ring_attention_backward_launch(const RingAttentionCall& call, const RingAttentionBackwardPlan& plan,
-                                           const RankComm& comm, cudaStream_t stream) {
-  if (!tensor_map_is_prepared()) return cudaErrorNotReady;
-  if (call.num_sequences > 0) return launch_packed(call, plan, comm, stream);
-  const CudaTable& table = call.dtype == MK_DTYPE_FP16 ? cuda_kernels_fp16() : cuda_kernels_bf16();
-  const CudaKernel& kernel = table.entries[plan.panels.head_dim == 64 ? 0 : 1];
+// Of the kernels of one sequence: fills in what all of them have, then enqueues both kernels.
+template <class Params>
+cudaError_t launch_with(const CudaTableOf<Params>& table, const RingAttentionCall& call,
+                        const RingAttentionBackwardPlan& plan, const RankComm& comm, int num_ctas,
+                        Params& params, cudaStream_t stream) {
+  const CudaKernelOf<Params>& kernel = table.entries[plan.panels.head_dim == 64 ? 0 : 1];
   const int64_t rows = plan.tiles.slices.rows(comm.rank);
   const void* any = comm.memory[comm.rank] + comm.arena;  // a valid address for tensors without elements
-  CudaParams params{};
   params.comm = comm;
   if (!encode_attention_map(&params.map_q, call, call.q, any, call.heads, rows, BLOCK_ROWS) ||
       !encode_attention_map(&params.map_d_o, call, call.d_o, any, call.heads, rows, BLOCK_ROWS) ||
@@ -131,8 +117,6 @@ cudaError_t ring_attention_backward_launch(const RingAttentionCall& call, const 
     return cudaErrorInvalidValue;
   }
   params.tiles = plan.tiles;
-  params.key_tiles = plan.key_tiles;
-  params.panels = plan.panels;
   params.num_query_tiles = plan.tiles.size();
   params.num_key_tiles = plan.num_key_tiles;
   params.num_push_ctas = plan.num_push_ctas;
@@ -143,8 +127,51 @@ cudaError_t ring_attention_backward_launch(const RingAttentionCall& call, const 
   params.dv = head_rows(call, call.dv, call.kv_heads, rows);
   const cudaError_t error = launch_row_sums(call, plan, comm, rows, stream);
   if (error != cudaSuccess) return error;
-  return launch_cooperatively(kernel.kernel, params, plan.plan.compute_ctas, kernel.num_threads,
-                              kernel.smem_bytes, stream);
+  return launch_cooperatively(kernel.kernel, params, num_ctas, kernel.num_threads, kernel.smem_bytes, stream);
+}
+
+cudaError_t launch_in_node(const RingAttentionCall& call, const RingAttentionBackwardPlan& plan,
+                           const RankComm& comm, cudaStream_t stream) {
+  CudaParams params{};
+  params.key_tiles = plan.key_tiles;
+  params.panels = plan.panels;
+  return launch_with(call.dtype == MK_DTYPE_FP16 ? cuda_kernels_fp16() : cuda_kernels_bf16(), call, plan, comm,
+                     plan.plan.compute_ctas, params, stream);
+}
+
+cudaError_t launch_between_nodes(const RingAttentionCall& call, const RingAttentionBackwardPlan& plan,
+                                 const RankComm& comm, cudaStream_t stream) {
+  NetworkParams params{};
+  params.panels = plan.network;
+  params.routes = plan.routes;
+  params.nodes = plan.nodes;
+  params.num_compute_ctas = plan.plan.compute_ctas;
+  return launch_with(call.dtype == MK_DTYPE_FP16 ? cuda_network_kernels_fp16() : cuda_network_kernels_bf16(),
+                     call, plan, comm, plan.plan.compute_ctas + plan.num_forward_ctas + 1, params, stream);
+}
+
+}  // namespace
+
+cudaError_t ring_attention_backward_prepare(bool between_nodes) {
+  cudaError_t error = tensor_map_prepare();
+  if (error == cudaSuccess) error = prepare_table(cuda_kernels_bf16());
+  if (error == cudaSuccess) error = prepare_table(cuda_kernels_fp16());
+  if (error == cudaSuccess) error = prepare_table(cuda_packed_kernels_bf16());
+  if (error == cudaSuccess) error = prepare_table(cuda_packed_kernels_fp16());
+  if (error == cudaSuccess) error = prepare_row_sums<__nv_bfloat16>();
+  if (error == cudaSuccess) error = prepare_row_sums<__half>();
+  if (!between_nodes) return error;
+  if (error == cudaSuccess) error = prepare_table(cuda_network_kernels_bf16());
+  if (error == cudaSuccess) error = prepare_table(cuda_network_kernels_fp16());
+  return error;
+}
+
+cudaError_t ring_attention_backward_launch(const RingAttentionCall& call, const RingAttentionBackwardPlan& plan,
+                                           const RankComm& comm, cudaStream_t stream) {
+  if (!tensor_map_is_prepared()) return cudaErrorNotReady;
+  if (call.num_sequences > 0) return launch_packed(call, plan, comm, stream);
+  return comm.order.num_rail_peers > 0 ? launch_between_nodes(call, plan, comm, stream)
+                                       : launch_in_node(call, plan, comm, stream);
 }
 
 }  // namespace mk

@@ -10,7 +10,7 @@
 namespace mk {
 
 // As ring_attention_prepare().
-cudaError_t ring_attention_backward_prepare();
+cudaError_t ring_attention_backward_prepare(bool between_nodes);
 
 // Enqueues a small kernel, where there is a query, and one of the plan's CTAs, which must be able to be
 // resident together. Otherwise as ring_attention_launch().

@@ -17,14 +17,69 @@ constexpr int FLAGS_A_PANEL = 2;  // of its keys and of its parts
 // A panel is at least a tile of keys.
 GradientPanels make_panels(const RingAttentionCall& call, const CudaSlices& slices) {
   const int head_dim = call.dim <= 64 ? 64 : 128;
-  return {key_panels(call, slices, head_dim, BLOCK_ROWS, TILE_BLOCKS, FLAGS_A_PANEL),
-          static_cast<int>(call.batch) * call.heads, head_dim};
+  return {{key_panels(call, slices, head_dim, BLOCK_ROWS, TILE_BLOCKS, FLAGS_A_PANEL),
+           static_cast<int>(call.batch) * call.heads, head_dim}};
 }
 
 GradientPanels make_packed_panels(const RingAttentionCall& call, int nranks, bool zigzag) {
   const int head_dim = call.dim <= 64 ? 64 : 128;
-  return {packed_panels(call, nranks, zigzag, head_dim, BLOCK_ROWS, TILE_BLOCKS, FLAGS_A_PANEL),
-          static_cast<int>(call.batch) * call.heads, head_dim};
+  return {{packed_panels(call, nranks, zigzag, head_dim, BLOCK_ROWS, TILE_BLOCKS, FLAGS_A_PANEL),
+           static_cast<int>(call.batch) * call.heads, head_dim}};
+}
+
+// A put of keys is one of parts, too, whose rows are twice as large.
+NetworkNeeds network_needs(const TopologyView& nodes) { return {nodes.nranks + most_part_slots(nodes), 2, 2}; }
+
+NetworkGradientPanels make_network_panels(const RingAttentionCall& call, const CudaSlices& slices,
+                                          const TopologyView& nodes) {
+  const GradientPanels of_node = make_panels(call, slices);
+  return {{network_panels(call, slices, BLOCK_ROWS, of_node, network_needs(nodes)), of_node.num_query_heads,
+           of_node.head_dim},
+          most_part_slots(nodes)};
+}
+
+// Tiles of queries, and of keys of which its queries see something: the same in any order.
+int64_t tiles_of_rank(const RingAttentionBackwardPlan& plan) {
+  return int64_t{plan.tiles.batch} * plan.tiles.heads * plan.tiles.tiles_of_head() + plan.key_tiles.size();
+}
+
+// Bytes of a rank's parts of an owner's keys.
+int64_t part_bytes_of(const NetworkGradientPanels& panels, int owner, int source) {
+  int64_t tiles = 0;
+  for (int run = 0; run < panels.num_runs; ++run) {
+    if (is_in(panels.needed_by[run][owner], source)) tiles += panels.num_tiles(owner, run);
+  }
+  return tiles * panels.num_heads * panels.part_bytes();
+}
+
+// What is different between nodes; the pushes' bytes go to *pushed, and *num_sms are left to compute.
+Status plan_between_nodes(const RingAttentionCall& call, const TopologyView& nodes, int* num_sms,
+                          int64_t* pushed, RingAttentionBackwardPlan* to) {
+  NetworkGradientPanels& panels = to->network;
+  panels = make_network_panels(call, to->tiles.slices, nodes);
+  static_cast<KeyPanels&>(to->panels) = panels;
+  MK_RETURN_IF_ERROR(check_flags(call, panels, panels.num_flags()));
+  MK_RETURN_IF_ERROR(check_puts(call, panels, network_needs(nodes)));
+  Result<NetworkShare> share = plan_network(call, nodes, panels, num_sms);
+  if (!share.ok()) return share.status();
+  *pushed = share->pushed_bytes;
+  to->nodes = share->nodes;
+  to->routes = make_part_routes(nodes);
+  to->num_forward_ctas = share->num_forward_ctas;
+  mk_plan_t& plan = to->plan;
+  plan.link_bytes = share->link_bytes;
+  plan.network_bytes = share->network_bytes;
+  for (int owner = 0; owner < nodes.nranks; ++owner) {
+    if (to->routes.receiver[owner] != nodes.rank) plan.link_bytes += part_bytes_of(panels, owner, nodes.rank);
+  }
+  const RankOrder order = make_rank_order(nodes);
+  for (int index = 0; index < num_relayed_parts(order); ++index) {
+    const RelayedParts parts = relayed_parts(order, to->routes, nodes.nranks, index);
+    plan.network_bytes += part_bytes_of(panels, parts.owner, parts.source);
+  }
+  plan.receive_ctas = share->num_forward_ctas;
+  plan.send_ctas = 1;
+  return {};
 }
 
 // Tiles of queries and keys that a rank may have of packed sequences.
@@ -36,21 +91,25 @@ int64_t most_packed_tiles(const RingAttentionCall& call, int nranks, bool zigzag
 }  // namespace
 
 Result<RingAttentionBackwardPlan> ring_attention_backward_plan(const RingAttentionCall& call, int rank,
-                                                               int nranks, int num_sms) {
+                                                               int nranks, int num_sms,
+                                                               const TopologyView* nodes) {
   MK_RETURN_IF_ERROR(check_cuda_call(call));
   RingAttentionBackwardPlan plan{};
   plan.plan = MK_PLAN_INIT;
   const bool is_packed = call.num_sequences > 0, is_zigzag = call.causal == MK_CAUSAL_ZIGZAG;
+  if (is_packed && nodes != nullptr) {
+    return unsupported(call,
+                       "num_sequences: packed sequences are not built for GPUs of several nodes yet; use "
+                       "MK_DEVICE_HOST");
+  }
   // Of packed sequences as if they were one: a plan looks at no pointer.
   const CudaSlices slices = cuda_slices(call, nranks, is_zigzag);
   const GradientPanels one = make_panels(call, slices);
   plan.panels = is_packed ? make_packed_panels(call, nranks, is_zigzag) : one;
   plan.tiles = {slices, rank, static_cast<int>(call.batch), call.heads, std::max(1, call.kv_heads), TILE_ROWS};
-  plan.key_tiles = {slices, rank, plan.panels.num_heads};
-  MK_RETURN_IF_ERROR(check_flags(call, plan.panels, plan.panels.num_flags()));
-  const int64_t num_tiles =
-      is_packed ? most_packed_tiles(call, nranks, is_zigzag)
-                : int64_t{call.batch} * call.heads * plan.tiles.tiles_of_head() + plan.key_tiles.size();
+  plan.key_tiles = {slices, {{rank}}, plan.panels.num_heads};
+  if (nodes == nullptr) MK_RETURN_IF_ERROR(check_flags(call, plan.panels, plan.panels.num_flags()));
+  const int64_t num_tiles = is_packed ? most_packed_tiles(call, nranks, is_zigzag) : tiles_of_rank(plan);
   if (num_tiles > INT32_MAX) return unsupported(call, "more than 2^31 tiles: use several calls");
   plan.num_key_tiles = static_cast<int>(plan.key_tiles.size());
   if (is_packed) {
@@ -59,15 +118,21 @@ Result<RingAttentionBackwardPlan> ring_attention_backward_plan(const RingAttenti
     plan.packed = packed.value();
   }
   for (const bool zigzag : {false, true}) {
-    size_t bytes = make_panels(call, cuda_slices(call, nranks, zigzag)).area_bytes();
+    const CudaSlices cut = cuda_slices(call, nranks, zigzag);
+    size_t bytes = nodes == nullptr ? make_panels(call, cut).area_bytes()
+                                    : make_network_panels(call, cut, *nodes).area_bytes();
     if (is_packed) bytes = std::max(bytes, make_packed_panels(call, nranks, zigzag).area_bytes());
     plan.area_bytes = std::max(plan.area_bytes, static_cast<int64_t>(bytes));
   }
-  const int64_t pushed = pushed_bytes(one, slices, rank, BLOCK_ROWS);
-  plan.plan.link_bytes = pushed;
-  for (int step = 1; step < nranks; ++step) {
-    plan.plan.link_bytes +=
-        int64_t{plan.panels.num_heads} * plan.key_tiles.tiles_of_step(step) * plan.panels.part_bytes();
+  int64_t pushed = 0;
+  if (nodes != nullptr) {
+    MK_RETURN_IF_ERROR(plan_between_nodes(call, *nodes, &num_sms, &pushed, &plan));
+  } else {
+    pushed = plan.plan.link_bytes = pushed_bytes(one, slices, rank, BLOCK_ROWS);
+    for (int step = 1; step < nranks; ++step) {
+      plan.plan.link_bytes +=
+          int64_t{plan.panels.num_heads} * plan.key_tiles.tiles_of_step(step) * plan.panels.part_bytes();
+    }
   }
   plan.num_push_ctas = push_ctas(call, plan.panels, pushed, num_sms);
   const int most = call.tuning.compute_ctas > 0 ? std::min(num_sms, call.tuning.compute_ctas) : num_sms;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// How the gradients of ring attention are computed on the GPUs of a node: pure host code, as
-// ring_attention_plan.h.
+// How the gradients of ring attention are computed on GPUs: pure host code, as ring_attention_plan.h.
 #pragma once
 
 #include "kernels/cuda/ring_attention_plan.h"
 #include "kernels/ops/ring_attention_backward/cuda_blocks.h"
+#include "kernels/ops/ring_attention_backward/network_parts.h"
 
 namespace mk {
 
@@ -17,10 +17,20 @@ struct RingAttentionBackwardPlan {
   int num_push_ctas = 0;
   int64_t area_bytes = 0;  // of a receive bank, for any causal mode
   ring_attention::PackedPlan packed;
+  // Between nodes; then key_tiles and what only `panels` has are not used.
+  ring_attention_backward::NetworkGradientPanels network;
+  ring_attention_backward::PartRoutes routes;
+  ring_attention::NodeRanks nodes;
+  int num_forward_ctas = 0;
+
+  ring_attention_backward::QueryRowPlaces row_places() const {
+    return network.num_slots > 0 ? network.row_places() : panels.row_places();
+  }
 };
 
-// MK_ERROR_UNSUPPORTED says in words what is not built.
+// MK_ERROR_UNSUPPORTED says in words what is not built. `nodes`: who is where, if there are several.
 Result<RingAttentionBackwardPlan> ring_attention_backward_plan(const RingAttentionCall& call, int rank,
-                                                               int nranks, int num_sms);
+                                                               int nranks, int num_sms,
+                                                               const TopologyView* nodes = nullptr);
 
 }  // namespace mk

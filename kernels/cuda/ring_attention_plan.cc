@@ -34,7 +34,7 @@ void widen_panels(KeyPanels* panels) {
 // Puts of about as many bytes, in heads that lie next to each other if one has not that much; larger ones where
 // there would be too few signals.
 template <class Panels>
-void choose_puts(int64_t put_bytes, Panels* panels) {
+void choose_puts(int64_t put_bytes, int signals_a_put, Panels* panels) {
   const int64_t panel_bytes = int64_t{panels->panel_blocks} * panels->block_bytes();
   panels->put_heads = 1;
   panels->put_panels = static_cast<int>(
@@ -45,7 +45,7 @@ void choose_puts(int64_t put_bytes, Panels* panels) {
     panels->put_heads = static_cast<int>(std::clamp<int64_t>(
         ceil_div(put_bytes, std::max<int64_t>(1, run_bytes)), 1, std::max(1, panels->num_heads)));
   }
-  while (panels->num_signals() > kSignalsPerBank - kEntrySignals) {
+  while (signals_a_put * panels->num_signals() > kSignalsPerBank - kEntrySignals) {
     if (panels->put_panels < panels->run_panels) {
       panels->put_panels = std::min(2 * panels->put_panels, panels->run_panels);
     } else if (panels->put_heads < panels->num_heads) {
@@ -58,27 +58,21 @@ void choose_puts(int64_t put_bytes, Panels* panels) {
 
 template <class Panels, class Slices>
 Panels panels_between_nodes(const RingAttentionCall& call, const Slices& slices, int block_n,
-                            const KeyPanels& of_node) {
+                            const KeyPanels& of_node, const NetworkNeeds& needs) {
   Panels panels{};
   static_cast<KeyPanels&>(panels) = of_node;
   panels.slices = slices;
   panels.block_n = block_n;
-  while (panels.num_flags() > kFlagsPerBank && panels.run_panels > 1) widen_panels(&panels);
-  choose_puts(call.tuning.chunk_bytes > 0 ? call.tuning.chunk_bytes : PUT_BYTES, &panels);
-  return panels;
-}
-
-NetworkPanels network_panels(const RingAttentionCall& call, const CudaSlices& slices, int block_n,
-                             const KeyPanels& of_node) {
-  auto panels = panels_between_nodes<NetworkPanels>(call, slices, block_n, of_node);
-  set_needs(slices, &panels);
+  while (int64_t{needs.flags_a_panel} * panels.num_units() > kFlagsPerBank && panels.run_panels > 1)
+    widen_panels(&panels);
+  choose_puts(call.tuning.chunk_bytes > 0 ? call.tuning.chunk_bytes : PUT_BYTES, needs.signals_a_put, &panels);
   return panels;
 }
 
 // But for who needs what, which the kernel finds out.
 PackedNetworkPanels packed_network_panels(const RingAttentionCall& call, const PackedSlices& slices,
-                                          int block_n, const KeyPanels& of_node) {
-  return panels_between_nodes<PackedNetworkPanels>(call, slices, block_n, of_node);
+                                          int block_n, const KeyPanels& of_node, const NetworkNeeds& needs) {
+  return panels_between_nodes<PackedNetworkPanels>(call, slices, block_n, of_node, needs);
 }
 
 // What a source's panels come to, for as many ranks or nodes as need each run.
@@ -88,21 +82,6 @@ int64_t travelling_bytes(const NetworkPanels& panels, int source, CountOf&& coun
   for (int run = 0; run < panels.num_runs; ++run)
     blocks += int64_t{panels.num_blocks(source, run)} * count_of(panels.needed_by[run][source]);
   return blocks * panels.num_heads * panels.block_bytes();
-}
-
-template <class Panels>
-Status check_puts(const RingAttentionCall& call, const Panels& panels) {
-  const int64_t put_blocks = int64_t{panels.put_heads} * panels.put_panels * panels.panel_blocks;
-  if (panels.num_signals() <= kSignalsPerBank - kEntrySignals &&
-      put_blocks * panels.block_bytes() <= UINT32_MAX &&
-      put_blocks * panels.num_puts() * panels.nranks <= INT32_MAX) {
-    return {};
-  }
-  return unsupported(call,
-                     format("%lld positions, %d key heads of all batches, need more than %d puts of a rank, "
-                            "or puts of more than 4 GiB, between nodes: use several calls",
-                            static_cast<long long>(call.seq), panels.num_heads,
-                            (static_cast<int>(kSignalsPerBank) - kEntrySignals) / panels.nranks));
 }
 
 int forward_ctas(const RingAttentionCall& call, const TopologyView& nodes, int64_t bytes, int num_sms) {
@@ -115,57 +94,20 @@ int forward_ctas(const RingAttentionCall& call, const TopologyView& nodes, int64
   return static_cast<int>(std::clamp<int64_t>(chosen, 1, num_sms - (LEAST_CTAS_BETWEEN_NODES - 1)));
 }
 
-// What is different between nodes; `one`: the panels of packed sequences as if they were one. The pushes' bytes
-// go to *pushed, and *num_sms are left to compute.
-Status plan_network(const RingAttentionCall& call, const TopologyView& nodes, const KeyPanels& one, int block_n,
-                    int* num_sms, int64_t* pushed, RingAttentionPlan* to) {
-  if (*num_sms < LEAST_CTAS_BETWEEN_NODES) {
-    return unsupported(call, format("between nodes it needs %d CTAs or more, the communicator may use %d "
-                                    "(max_ctas, reserved_sms)",
-                                    LEAST_CTAS_BETWEEN_NODES, *num_sms));
-  }
-  const auto take_panels = [&](const auto& panels) {
+// A forward call's panels between nodes, of packed sequences both their own and, `one`, as if they were one.
+Status plan_panels(const RingAttentionCall& call, const KeyPanels& one, int block_n, const NetworkNeeds& needs,
+                   RingAttentionPlan* to) {
+  const auto take = [&](const auto& panels) {
     to->panels = panels;
     MK_RETURN_IF_ERROR(check_flags(call, panels, panels.num_flags()));
-    return check_puts(call, panels);
+    return check_puts(call, panels, needs);
   };
-  const bool is_packed = call.num_sequences > 0;
-  to->nodes = make_node_ranks(nodes);
-  to->network = network_panels(call, to->tiles.slices, block_n, one);
-  const NetworkPanels& panels = to->network;
-  if (is_packed) {
-    to->packed_network = packed_network_panels(call, to->packed.slices, block_n, to->panels);
-    to->packed_network.own = to->nodes.own;
-    MK_RETURN_IF_ERROR(take_panels(to->packed_network));
-  } else {
-    MK_RETURN_IF_ERROR(take_panels(panels));
-  }
-  const RankOrder order = make_rank_order(nodes);
-  const RankSet others = to->nodes.own & ~(RankSet{1} << nodes.rank);
-  const auto bytes_to = [&](int source, RankSet ranks) {
-    return travelling_bytes(panels, source,
-                            [&](RankSet needed_by) { return std::popcount(needed_by & ranks); });
-  };
-  int64_t forwarded = 0;
-  for (int i = 0; i < order.num_relayed; ++i) forwarded += bytes_to(order.relayed[i], others);
-  mk_plan_t& plan = to->plan;
-  plan.link_bytes = bytes_to(nodes.rank, others) + forwarded;
-  plan.network_bytes = travelling_bytes(panels, nodes.rank, [&](RankSet needed_by) {
-    return std::count_if(to->nodes.of_rail, to->nodes.of_rail + order.num_rail_peers,
-                         [&](RankSet node) { return (needed_by & node) != 0; });
-  });
-  // To itself, for the network.
-  *pushed = bytes_to(nodes.rank, others) + travelling_bytes(panels, nodes.rank, [&](RankSet needed_by) {
-              return (needed_by & ~to->nodes.own) != 0 ? 1 : 0;
-            });
-  // Of packed sequences there may be something to forward where of one there is nothing.
-  if (is_packed && nodes.local_nranks() > 1 && order.num_relayed > 0)
-    forwarded = std::max<int64_t>(1, forwarded);
-  to->num_forward_ctas = forward_ctas(call, nodes, forwarded, *num_sms);
-  *num_sms -= to->num_forward_ctas + 1;
-  plan.receive_ctas = to->num_forward_ctas;
-  plan.send_ctas = 1;
-  return {};
+  const CudaSlices& slices = to->tiles.slices;
+  to->network = network_panels(call, slices, block_n, one, needs);
+  if (call.num_sequences == 0) return take(to->network);
+  to->packed_network = packed_network_panels(call, packed_slices(call, slices.nranks, slices.zigzag), block_n,
+                                             to->panels, needs);
+  return take(to->packed_network);
 }
 
 }  // namespace
@@ -285,6 +227,67 @@ int push_ctas(const RingAttentionCall& call, const KeyPanels& panels, int64_t by
   return std::clamp(chosen, 1, std::max(1, num_sms));
 }
 
+NetworkPanels network_panels(const RingAttentionCall& call, const CudaSlices& slices, int block_n,
+                             const KeyPanels& of_node, const NetworkNeeds& needs) {
+  auto panels = panels_between_nodes<NetworkPanels>(call, slices, block_n, of_node, needs);
+  set_needs(slices, &panels);
+  return panels;
+}
+
+template <class Slices>
+Status check_puts(const RingAttentionCall& call, const NetworkPanelsOf<Slices>& panels,
+                  const NetworkNeeds& needs) {
+  const int64_t put_blocks = int64_t{panels.put_heads} * panels.put_panels * panels.panel_blocks;
+  const int64_t num_signals = needs.signals_a_put * panels.num_signals();
+  if (num_signals <= kSignalsPerBank - kEntrySignals &&
+      needs.bytes_factor * put_blocks * panels.block_bytes() <= UINT32_MAX &&
+      put_blocks * panels.num_puts() * panels.nranks <= INT32_MAX) {
+    return {};
+  }
+  return unsupported(
+      call,
+      format("%lld positions, %d key heads of all batches, need more than %d puts of a rank, "
+             "or puts of more than 4 GiB, between nodes: use several calls",
+             static_cast<long long>(call.seq), panels.num_heads,
+             (static_cast<int>(kSignalsPerBank) - kEntrySignals) / (needs.signals_a_put * panels.nranks)));
+}
+
+template Status check_puts(const RingAttentionCall&, const NetworkPanelsOf<CudaSlices>&, const NetworkNeeds&);
+
+Result<NetworkShare> plan_network(const RingAttentionCall& call, const TopologyView& nodes,
+                                  const NetworkPanels& panels, int* num_sms) {
+  if (*num_sms < LEAST_CTAS_BETWEEN_NODES) {
+    return unsupported(call, format("between nodes it needs %d CTAs or more, the communicator may use %d "
+                                    "(max_ctas, reserved_sms)",
+                                    LEAST_CTAS_BETWEEN_NODES, *num_sms));
+  }
+  NetworkShare share;
+  share.nodes = make_node_ranks(nodes);
+  const RankOrder order = make_rank_order(nodes);
+  const RankSet others = share.nodes.own & ~(RankSet{1} << nodes.rank);
+  const auto bytes_to = [&](int source, RankSet ranks) {
+    return travelling_bytes(panels, source,
+                            [&](RankSet needed_by) { return std::popcount(needed_by & ranks); });
+  };
+  int64_t forwarded = 0;
+  for (int i = 0; i < order.num_relayed; ++i) forwarded += bytes_to(order.relayed[i], others);
+  share.link_bytes = bytes_to(nodes.rank, others) + forwarded;
+  share.network_bytes = travelling_bytes(panels, nodes.rank, [&](RankSet needed_by) {
+    return std::count_if(share.nodes.of_rail, share.nodes.of_rail + order.num_rail_peers,
+                         [&](RankSet node) { return (needed_by & node) != 0; });
+  });
+  share.pushed_bytes =
+      bytes_to(nodes.rank, others) + travelling_bytes(panels, nodes.rank, [&](RankSet needed_by) {
+        return (needed_by & ~share.nodes.own) != 0 ? 1 : 0;
+      });
+  // Of packed sequences there may be something to forward where of one there is nothing.
+  if (call.num_sequences > 0 && nodes.local_nranks() > 1 && order.num_relayed > 0)
+    forwarded = std::max<int64_t>(1, forwarded);
+  share.num_forward_ctas = forward_ctas(call, nodes, forwarded, *num_sms);
+  *num_sms -= share.num_forward_ctas + 1;
+  return share;
+}
+
 }  // namespace ring_attention
 
 using namespace ring_attention;
@@ -302,7 +305,12 @@ Result<RingAttentionPlan> ring_attention_plan(const RingAttentionCall& call, int
                 std::max(1, call.kv_heads),           tile.block_m};
   const KeyPanels one = key_panels(call, plan.tiles.slices, tile.head_dim, tile.block_n, 1, 1);
   plan.panels = is_packed ? packed_panels(call, nranks, is_zigzag, tile.head_dim, tile.block_n, 1, 1) : one;
-  MK_RETURN_IF_ERROR(check_flags(call, plan.panels, plan.panels.num_flags()));
+  const NetworkNeeds needs = {nranks};
+  if (nodes != nullptr) {
+    MK_RETURN_IF_ERROR(plan_panels(call, one, tile.block_n, needs, &plan));
+  } else {
+    MK_RETURN_IF_ERROR(check_flags(call, plan.panels, plan.panels.num_flags()));
+  }
   const int64_t tiles_of_head =
       is_packed ? ceil_div(packed_rows(call, nranks, is_zigzag), tile.block_m) : plan.tiles.tiles_of_head();
   const int64_t num_tiles = int64_t{call.batch} * call.heads * tiles_of_head;
@@ -316,19 +324,30 @@ Result<RingAttentionPlan> ring_attention_plan(const RingAttentionCall& call, int
     if (is_packed) {
       const KeyPanels panels = packed_panels(call, nranks, zigzag, tile.head_dim, tile.block_n, 1, 1);
       const size_t bytes =
-          nodes == nullptr ? panels.area_bytes()
-                           : packed_network_panels(call, plan.packed.slices, tile.block_n, panels).area_bytes();
+          nodes == nullptr
+              ? panels.area_bytes()
+              : packed_network_panels(call, plan.packed.slices, tile.block_n, panels, needs).area_bytes();
       plan.area_bytes = std::max(plan.area_bytes, static_cast<int64_t>(bytes));
     }
     const CudaSlices slices = cuda_slices(call, nranks, zigzag);
     const KeyPanels panels = key_panels(call, slices, tile.head_dim, tile.block_n, 1, 1);
-    const size_t bytes = nodes == nullptr ? panels.area_bytes()
-                                          : network_panels(call, slices, tile.block_n, panels).area_bytes();
+    const size_t bytes = nodes == nullptr
+                             ? panels.area_bytes()
+                             : network_panels(call, slices, tile.block_n, panels, needs).area_bytes();
     plan.area_bytes = std::max(plan.area_bytes, static_cast<int64_t>(bytes));
   }
   int64_t pushed = 0;
   if (nodes != nullptr) {
-    MK_RETURN_IF_ERROR(plan_network(call, *nodes, one, tile.block_n, &num_sms, &pushed, &plan));
+    Result<NetworkShare> share = plan_network(call, *nodes, plan.network, &num_sms);
+    if (!share.ok()) return share.status();
+    pushed = share->pushed_bytes;
+    plan.nodes = share->nodes;
+    plan.packed_network.own = share->nodes.own;
+    plan.num_forward_ctas = share->num_forward_ctas;
+    plan.plan.link_bytes = share->link_bytes;
+    plan.plan.network_bytes = share->network_bytes;
+    plan.plan.receive_ctas = share->num_forward_ctas;
+    plan.plan.send_ctas = 1;
   } else {
     pushed = plan.plan.link_bytes = pushed_bytes(one, plan.tiles.slices, rank, tile.block_n);
   }

@@ -75,6 +75,32 @@ Status check_flags(const RingAttentionCall& call, const KeyPanels& panels, int64
 int64_t pushed_bytes(const KeyPanels& panels, const CudaSlices& slices, int rank, int block_n);
 int push_ctas(const RingAttentionCall& call, const KeyPanels& panels, int64_t bytes, int num_sms);
 
+// Between nodes.
+// What a direction has for each panel, and for each put of keys.
+struct NetworkNeeds {
+  int flags_a_panel;  // for all sources together
+  int signals_a_put = 1;
+  int bytes_factor = 1;  // how many times as large the largest puts of that size are
+};
+NetworkPanels network_panels(const RingAttentionCall& call, const CudaSlices& slices, int block_n,
+                             const KeyPanels& of_node, const NetworkNeeds& needs);
+// Are there signals for all puts, and is none too large?
+template <class Slices>
+Status check_puts(const RingAttentionCall& call, const NetworkPanelsOf<Slices>& panels,
+                  const NetworkNeeds& needs);
+// What a rank has to do with keys and values, and the CTAs for it.
+struct NetworkShare {
+  NodeRanks nodes;
+  int64_t pushed_bytes = 0;  // some of them to itself, for the network
+  int64_t link_bytes = 0;
+  int64_t network_bytes = 0;
+  int num_forward_ctas = 0;
+};
+// Takes the CTAs that do not compute from *num_sms. Fails where there are too few. `panels`: of packed
+// sequences as if they were one.
+Result<NetworkShare> plan_network(const RingAttentionCall& call, const TopologyView& nodes,
+                                  const NetworkPanels& panels, int* num_sms);
+
 }  // namespace ring_attention
 
 }  // namespace mk

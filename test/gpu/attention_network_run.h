@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What the tests of ring attention (forward) between nodes share: each case once, and many launches in a row.
+// What the tests of ring attention between nodes share: each case once, of packed sequences without gradients,
+// and many launches in a row.
 #pragma once
 
 #include <deque>
@@ -20,6 +21,8 @@ inline void run_all(Seat& seat, Tally& tally, Watchdog& watchdog, const std::str
     watchdog.stage(seat.session.rank(), where + ": " + describe(problem.attention), 60, seat.comm);
     const size_t before = seat.session.failures().size();
     run_case<Forward>(seat, problem, number % 4 == 0);
+    if (problem.attention.num_sequences() == 0 && has_gradients(problem.attention))
+      run_case<Backward>(seat, problem, number % 4 == 1);
     const auto& failures = seat.session.failures();
     tally.check(failures.size() == before, failures.empty() ? where : where + ": " + failures.back());
     if (failures.size() >= 5) return;
@@ -27,22 +30,23 @@ inline void run_all(Seat& seat, Tally& tally, Watchdog& watchdog, const std::str
 }
 
 // The host does not wait in between, so that ranks drift apart as far as the banks let them.
-inline void run_in_a_row(Seat& seat, Tally& tally, Watchdog& watchdog, const std::string& where,
-                         const AttentionProblem& problem, int launches) {
-  watchdog.stage(seat.session.rank(), where + ": in a row", 60, seat.comm);
+template <class Direction>
+void run_in_a_row(Seat& seat, Tally& tally, Watchdog& watchdog, const std::string& where,
+                  const AttentionProblem& problem, int launches) {
+  watchdog.stage(seat.session.rank(), where + ": in a row: " + Direction::NAME, 60, seat.comm);
   AttentionLaunch launch(seat.session, problem);
   DeviceTensors tensors(problem.attention, rows_of(problem, seat), seat.stream);
-  const auto args = arguments_on<Forward>(launch, tensors);
+  const auto args = arguments_on<Direction>(launch, tensors);
   Leash leash(8);
   for (int i = 0; i < launches; ++i) {
-    if (!seat.session.ok(Forward::call(seat, args), Forward::NAME)) return;
+    if (!seat.session.ok(Direction::call(seat, args), Direction::NAME)) return;
     leash.mark(seat.stream);
   }
   if (!seat.session.ok(mk_comm_synchronize(seat.comm, seat.stream), "mk_comm_synchronize")) return;
   tensors.download();
   const size_t before = seat.session.failures().size();
-  launch.verify_forward();
-  tally.check(seat.session.failures().size() == before, where + ": in a row");
+  Direction::verify(launch);
+  tally.check(seat.session.failures().size() == before, where + ": in a row: " + Direction::NAME);
 }
 
 }  // namespace operators

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Ring attention between emulated nodes on GPUs, over rc and srd (emulated NICs, calm and nasty) and over ofi:
-// against float64 loops over the whole sequence, outputs poisoned before, receive areas full of NaN; puts small
-// and large; the same bits from many runs, and from many in a row; replays of a captured launch.
+// Ring attention and its gradients between emulated nodes on GPUs, over rc and srd (emulated NICs, calm and
+// nasty) and over ofi: against float64 loops over the whole sequence, outputs poisoned before, receive areas
+// full of NaN; puts small and large; the same bits from many runs, and from many in a row; replays of a
+// captured launch.
 //
 //   attention_network_test [--ranks N] [--quick]      MK_TEST_TRANSPORT=rc: over this one alone
 #include "attention_network_run.h"
@@ -67,10 +68,8 @@ std::deque<AttentionProblem> problems_for(int nranks, bool quick) {
     attention.dim = 128;
     attention.causal = MK_CAUSAL_ZIGZAG;
   }
-  std::erase_if(cases, [](const AttentionCase& attention) {
-    return !runs_on_gpu(attention) || attention.num_sequences() > 0;
-  });
-  return mk::test::make_problems(cases);
+  std::erase_if(cases, [](const AttentionCase& attention) { return attention.num_sequences() > 0; });
+  return make_gpu_problems(std::move(cases));
 }
 
 void run_split(const Options& options, Watchdog& watchdog, const Transport& transport,
@@ -82,8 +81,11 @@ void run_split(const Options& options, Watchdog& watchdog, const Transport& tran
     Seat seat(job, rank.rank, rank.comm, rank.stream);
     run_all(seat, tally, watchdog, where, problems);
     run_same_bits<Forward>(seat, tally, watchdog, rank.rank, replayed[0], options.quick ? 10 : 50);
+    run_same_bits<Backward>(seat, tally, watchdog, rank.rank, replayed[0], options.quick ? 10 : 50);
     run_replays<Forward>(seat, tally, watchdog, rank.rank, replayed);
-    run_in_a_row(seat, tally, watchdog, where, replayed[0], options.quick ? 50 : 300);
+    run_replays<Backward>(seat, tally, watchdog, rank.rank, replayed);
+    run_in_a_row<Forward>(seat, tally, watchdog, where, replayed[0], options.quick ? 50 : 300);
+    run_in_a_row<Backward>(seat, tally, watchdog, where, replayed[0], options.quick ? 50 : 300);
     watchdog.stage(rank.rank, where + ": leaving", 60, rank.comm);
   });
 }

@@ -57,7 +57,7 @@ void run_split(const Options& options, Watchdog& watchdog, const Transport& tran
     run_all(seat, tally, watchdog, where, problems);
     run_same_bits<Forward>(seat, tally, watchdog, rank.rank, alike[0], options.quick ? 10 : 50);
     run_replays<Forward>(seat, tally, watchdog, rank.rank, alike);
-    run_in_a_row(seat, tally, watchdog, where, alike[0], options.quick ? 50 : 300);
+    run_in_a_row<Forward>(seat, tally, watchdog, where, alike[0], options.quick ? 50 : 300);
     run_wrong_bounds<Forward>(seat, tally, watchdog, rank.rank, alike);
     rank.meet();
     run_different_bounds(seat, watchdog, rank.rank, where, alike[0], num_named);

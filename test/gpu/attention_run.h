@@ -160,6 +160,20 @@ void run_case(Seat& seat, const AttentionProblem& problem, bool stale) {
 
 inline bool runs_on_gpu(const AttentionCase& attention) { return attention.dim <= 128; }
 
+// A key of -inf, which fp16 has and no query sees, still makes gradients that are not finite: 0 times it.
+inline bool has_gradients(const AttentionCase& attention) {
+  return attention.numbers != mk::test::Numbers::masked || attention.dtype != MK_DTYPE_FP16;
+}
+
+// Of those that run on GPUs.
+inline std::deque<AttentionProblem> make_gpu_problems(std::vector<AttentionCase> cases) {
+  std::erase_if(cases, [](const AttentionCase& attention) { return !runs_on_gpu(attention); });
+  // Keys are there twice, and their shares of dq cancel out.
+  for (AttentionCase& attention : cases)
+    attention.rounded_factors = attention.numbers == mk::test::Numbers::large;
+  return mk::test::make_problems(cases);
+}
+
 template <class Direction>
 void run_same_bits(Seat& seat, Tally& tally, Watchdog& watchdog, int rank, const AttentionProblem& problem,
                    int runs) {

@@ -52,11 +52,6 @@ std::vector<AttentionCase> device_cases(bool quick) {
   return cases;
 }
 
-// A key of -inf, which fp16 has and no query sees, still makes gradients that are not finite: 0 times it.
-bool has_gradients(const AttentionCase& attention) {
-  return attention.numbers != Numbers::masked || attention.dtype != MK_DTYPE_FP16;
-}
-
 std::deque<AttentionProblem> problems_for(int nranks, bool quick) {
   std::vector<AttentionCase> cases;
   for (const AttentionCase& attention : mk::test::attention_corner_cases(nranks)) cases.push_back(attention);
@@ -64,10 +59,7 @@ std::deque<AttentionProblem> problems_for(int nranks, bool quick) {
     cases.push_back(mk::test::mixed_attention_case(3, index, nranks));
   for (const AttentionCase& attention : device_cases(quick)) cases.push_back(attention);
   for (const AttentionCase& attention : packed_cases(quick)) cases.push_back(attention);
-  std::erase_if(cases, [](const AttentionCase& attention) { return !runs_on_gpu(attention); });
-  // Keys are there twice, and their shares of dq cancel out.
-  for (AttentionCase& attention : cases) attention.rounded_factors = attention.numbers == Numbers::large;
-  return mk::test::make_problems(cases);
+  return make_gpu_problems(std::move(cases));
 }
 
 void run_all(Seat& seat, Watchdog& watchdog, int rank, const std::deque<AttentionProblem>& problems,

@@ -139,9 +139,6 @@ void run_refused(Rank& rank, Watchdog& watchdog, const std::string& where) {
   gemm.dtype = gemm.out_dtype = MK_DTYPE_BF16;
   gemm.mode = MK_ALLGATHER_WGRAD;
   check("mode WGRAD", mk_allgather_gemm_prepare(rank.comm, &gemm));
-  mk_ring_attention_maxima_t attention = MK_RING_ATTENTION_MAXIMA_INIT;
-  attention.batch = 1, attention.seq = 512, attention.heads = attention.kv_heads = 2, attention.dim = 64;
-  check("gradients of attention", mk_ring_attention_backward_prepare(rank.comm, &attention));
   rank.meet();
 }
 

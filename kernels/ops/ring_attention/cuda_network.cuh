@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Ring attention between nodes: the roles that move keys and values. Push warps bring this rank's to the ranks
-// of its node and, if another node needs them, to this rank's own receive area, where the network can read
-// them. One CTA has the network: it puts them to the rail peers, and tells of what has come from there. Where a
-// node has several ranks, some CTAs do nothing but forward what has come.
+// Ring attention between nodes: the roles that move keys and values, forward and backward. Push warps bring
+// this rank's to the ranks of its node and, if another node needs them, to this rank's own receive area, where
+// the network can read them. One CTA has the network: it puts them to the rail peers, and tells of what has
+// come from there. Where a node has several ranks, some CTAs do nothing but forward what has come.
 #pragma once
 
 #include "kernels/device/arrival_window.h"
@@ -15,67 +15,68 @@ namespace mk::ring_attention {
 
 // ------------------------------------------------------------------ own keys
 
-template <BetweenNodes Params>
+template <HasNodes Params>
 __device__ __forceinline__ NodeOrder key_order(const Params& params) {
   return {params.comm.order.rank_at};
 }
-template <BetweenNodes Params>
+template <HasNodes Params>
 __device__ __forceinline__ int source_of(const Params& params, int step) {
   return params.comm.order.rank_at[step];
 }
-template <BetweenNodes Params>
+template <HasNodes Params>
 __device__ __forceinline__ int slot_of(const Params& params, int step) {
   return source_of(params, step);
 }
 
 // This rank itself, for the network, which has the longest way to go, then the others of its node.
-template <BetweenNodes Params>
+template <HasNodes Params>
 __device__ __forceinline__ int first_receiver(const Params&) {
   return 0;
 }
-template <BetweenNodes Params>
+template <HasNodes Params>
 __device__ __forceinline__ int end_of_receivers(const Params& params) {
   return params.comm.order.num_local;
 }
-template <BetweenNodes Params>
+template <HasNodes Params>
 __device__ __forceinline__ int receiver_at(const Params& params, int step) {
   const RankOrder& order = params.comm.order;
   return order.rank_at[step == 0 ? 0 : order.num_local - step];
 }
-template <class Config>
-__device__ __forceinline__ bool receiver_needs(const NetworkParams& params, const PanelUnit& unit, int peer) {
+template <class Config, HasNodes Params>
+__device__ __forceinline__ bool receiver_needs(const Params& params, const PanelUnit& unit, int peer) {
   const int rank = params.comm.rank;
   const RankSet needed_by = params.panels.needed_by[unit.run][rank];
   return peer == rank ? (needed_by & ~params.nodes.own) != 0 : is_in(needed_by, peer);
 }
-template <BetweenNodes Params>
+template <HasNodes Params>
 __device__ __forceinline__ int slot_at_receiver(const Params& params, int) {
   return params.comm.rank;
 }
 
 // Behind those of the ranks before: what is forwarded is counted, too.
-template <BetweenNodes Params>
+template <HasNodes Params>
 __device__ __forceinline__ int count_of_unit(const Params& params, int unit) {
   return params.comm.rank * params.panels.num_units() + unit;
 }
 
 // --------------------------------------------------------------- the network
 
-// Of a put's panels that there are, each one's flag.
-template <class Panels, class Visit>
-__device__ __forceinline__ void visit_flags(const Panels& panels, int source, const KeyPut& put,
+// Of a put's panels that there are, each one's flag: flag(head, panel).
+template <class Panels, class Flag, class Visit>
+__device__ __forceinline__ void visit_flags(const Panels& panels, const KeyPut& put, Flag&& flag,
                                             Visit&& visit) {
-  const int num_panels = (put.num_blocks + panels.panel_blocks - 1) / panels.panel_blocks;
+  const int num_panels = panels.num_panels(put);
   for (int head = put.head; head < put.head + put.num_heads; ++head) {
     for (int panel = put.panel; panel < put.panel + num_panels; ++panel) {
-      if (!visit(panels.flag(source, head, put.run, panel))) return;
+      if (!visit(flag(head, panel))) return;
     }
   }
 }
 
 // Puts this rank's keys and values to the other nodes that need them, once they are whole in its receive area.
-template <BetweenNodes Params>
-__device__ inline void send_keys(const RankLaunch& launch, const NetworkLaunch& network, const Params& params) {
+template <HasNodes Params>
+__device__ __forceinline__ void send_keys(const RankLaunch& launch, const NetworkLaunch& network,
+                                          const Params& params) {
   const auto& panels = params.panels;
   const RankOrder& order = params.comm.order;
   const int rank = params.comm.rank;
@@ -89,10 +90,12 @@ __device__ inline void send_keys(const RankLaunch& launch, const NetworkLaunch& 
     if (!__any_sync(~0u, has_put)) continue;
     bool is_here = true;
     if (lane == 0) {
-      visit_flags(panels, rank, put, [&](int flag) {
-        is_here = launch.wait_flag(flag, DeviceRole::send, DeviceObject::chunk, rank, flag);
-        return is_here;
-      });
+      visit_flags(
+          panels, put, [&](int head, int panel) { return panels.flag(rank, head, put.run, panel); },
+          [&](int flag) {
+            is_here = launch.wait_flag(flag, DeviceRole::send, DeviceObject::chunk, rank, flag);
+            return is_here;
+          });
     }
     if (!__shfl_sync(~0u, static_cast<int>(is_here), 0)) return;
     __syncwarp();
@@ -104,36 +107,38 @@ __device__ inline void send_keys(const RankLaunch& launch, const NetworkLaunch& 
   }
 }
 
-// Tells this rank's other warps of keys that have come from the network. A lane keeps the account of each rank
-// relayed.
-template <BetweenNodes Params>
-__device__ inline void receive_keys(const RankLaunch& launch, const NetworkLaunch& network,
-                                    const Params& params) {
-  const auto& panels = params.panels;
-  const RankOrder& order = params.comm.order;
+// Tells this rank's other warps of puts that have come from the network: of arrivals.source(0), ... that many
+// sources' all puts that there are. A lane keeps the account of each source.
+template <class Panels, class Arrivals>
+__device__ __forceinline__ void receive_puts(const RankLaunch& launch, const NetworkLaunch& network,
+                                             const RankComm& comm, const Panels& panels,
+                                             const Arrivals& arrivals) {
   const int lane = threadIdx.x % 32;
+  const int num_sources = arrivals.num_sources();
   const int num_puts = panels.num_puts();
-  const int num_mine = lane < order.num_relayed ? num_puts : 0;
+  const int num_mine = lane < num_sources ? num_puts : 0;
   ArrivalWindow mine;
-  Patience patience(launch, params.comm, NETWORK_POLL_PAUSE_NS);
+  Patience patience(launch, comm, NETWORK_POLL_PAUSE_NS);
   while (__any_sync(~0u, mine.first < num_mine)) {
     bool has_any = false;
-    for (int i = 0; i < order.num_relayed; ++i) {
-      const int source = order.relayed[i];
+    for (int i = 0; i < num_sources; ++i) {
+      const int source = arrivals.source(i);
       const ArrivalWindow window = {__shfl_sync(~0u, mine.first, i), __shfl_sync(~0u, mine.arrived, i)};
       const int index = window.first + lane;
       bool has_come = false;
       if (index < num_puts && window.is_missing(lane)) {
-        const KeyPut put = panels.put(source, index);
         // Nobody waits for what is not sent.
-        const bool is_sent = panels.enters(put, source, params.nodes.own);
-        has_come = !is_sent || network.take_signal(panels.signal(source, index));
+        const KeyPut put = arrivals.put(source, index);
+        const bool is_sent = arrivals.is_sent(put, source);
+        has_come = !is_sent || network.take_signal(arrivals.signal(source, index));
         if (is_sent && has_come) {
           ptx::fence_acq_rel_sys();
-          visit_flags(panels, source, put, [&](int flag) {
-            launch.raise_flag_relaxed(params.comm.rank, flag);
-            return true;
-          });
+          visit_flags(
+              panels, put, [&](int head, int panel) { return arrivals.flag(source, head, put.run, panel); },
+              [&](int flag) {
+                launch.raise_flag_relaxed(comm.rank, flag);
+                return true;
+              });
         }
       }
       const uint32_t fresh = __ballot_sync(~0u, has_come);
@@ -148,21 +153,48 @@ __device__ inline void receive_keys(const RankLaunch& launch, const NetworkLaunc
     const int index = __shfl_sync(~0u, mine.first, waiting);
     bool goes_on = true;
     if (lane == 0) {
-      goes_on = patience.goes_on({DeviceRole::receive, DeviceObject::chunk, order.relayed[waiting],
+      goes_on = patience.goes_on({DeviceRole::receive, Arrivals::OBJECT, arrivals.source(waiting),
                                   static_cast<uint64_t>(index), launch.epoch() - 1, launch.epoch()});
     }
     if (!__shfl_sync(~0u, static_cast<int>(goes_on), 0)) return;
   }
 }
 
+// Keys of the ranks relayed.
+template <class Params>
+struct KeyArrivals {
+  static constexpr DeviceObject OBJECT = DeviceObject::chunk;
+  const Params& params;
+
+  __device__ __forceinline__ int num_sources() const { return params.comm.order.num_relayed; }
+  __device__ __forceinline__ int source(int i) const { return params.comm.order.relayed[i]; }
+  __device__ __forceinline__ KeyPut put(int source, int index) const {
+    return params.panels.put(source, index);
+  }
+  __device__ __forceinline__ bool is_sent(const KeyPut& put, int source) const {
+    return params.panels.enters(put, source, params.nodes.own);
+  }
+  __device__ __forceinline__ int signal(int source, int index) const {
+    return params.panels.signal(source, index);
+  }
+  __device__ __forceinline__ int flag(int source, int head, int run, int panel) const {
+    return params.panels.flag(source, head, run, panel);
+  }
+};
+template <HasNodes Params>
+__device__ __forceinline__ void receive_keys(const RankLaunch& launch, const NetworkLaunch& network,
+                                             const Params& params) {
+  receive_puts(launch, network, params.comm, params.panels, KeyArrivals<Params>{params});
+}
+
 // By a warp: meets the other ranks.
-template <BetweenNodes Params>
+template <HasNodes Params>
 __device__ __forceinline__ void greet(const NetworkLaunch& network, const Params&) {
   network.greet();
 }
 
 // The CTA that has the network: a warp a role, and at the end the launch's puts.
-template <BetweenNodes Params>
+template <HasNodes Params>
 __device__ inline void run_network_cta(const RankLaunch& launch, const Params& params) {
   const NetworkLaunch network(launch, params.comm);
   const int warp = threadIdx.x / 32;
@@ -176,14 +208,14 @@ __device__ inline void run_network_cta(const RankLaunch& launch, const Params& p
 // ---------------------------------------------------------------- forwarding
 
 // The ranks of this node that a panel of another one is forwarded to.
-template <BetweenNodes Params>
+template <HasNodes Params>
 __device__ __forceinline__ RankSet forward_receivers(const Params& params, int source, int run, int panel) {
   return params.panels.needs(source, run, panel) & params.nodes.own & ~(RankSet{1} << params.comm.rank);
 }
 
 // Takes blocks that this rank relays, waits for each, and pushes it to the ranks of the node that need it. None
 // is begun before the one before it has arrived: a warp that waits here owes nobody anything.
-template <BetweenNodes Params, class Storage, class Done>
+template <HasNodes Params, class Storage, class Done>
 __device__ __forceinline__ void forward_keys(const RankLaunch& launch, const Params& params,
                                              BulkPush<Storage>& push, Done&& done) {
   constexpr int PIECE_BYTES = Storage::PIECE_BYTES;
@@ -241,7 +273,7 @@ __device__ __forceinline__ void forward_keys(const RankLaunch& launch, const Par
 
 // A CTA that forwards: all of its warps but the last, which signals. Notes are flags of panels, whose blocks
 // are counted.
-template <class Config, BetweenNodes Params>
+template <class Config, HasNodes Params>
 __device__ __forceinline__ void run_forward_cta(const RankLaunch& launch, const Params& params,
                                                 uint8_t* smem_bytes) {
   using Storage = PushCtaStorage<Config::NUM_THREADS>;

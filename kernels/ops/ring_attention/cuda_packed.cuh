@@ -117,7 +117,7 @@ __device__ inline void make_packed_maps(const Arguments& arguments, Storage& sme
 // The first CTA meets the other ranks, or, between nodes, the one that has the network.
 template <class Params>
 __device__ __forceinline__ bool greets() {
-  return blockIdx.x == (BetweenNodes<Params> ? gridDim.x - 1 : 0);
+  return blockIdx.x == (HasNodes<Params> ? gridDim.x - 1 : 0);
 }
 
 // By every CTA, all threads: fills smem.params in. False: there is nothing to do, or smem.fault is wrong.

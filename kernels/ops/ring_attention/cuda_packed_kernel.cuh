@@ -236,7 +236,7 @@ __device__ __forceinline__ void run_packed_compute_cta(const RankLaunch& launch,
       if (push_cta >= 0) {
         push_keys<Config>(launch, params, smem.push, smem.attention.keys[0], role_warp - 1, push_cta);
       }
-      if constexpr (!BetweenNodes<typename Storage::Params>) {
+      if constexpr (!HasNodes<typename Storage::Params>) {
         if (blockIdx.x == 0 && role_warp == 3) greet_packed(smem.packed);
       }
     } else {

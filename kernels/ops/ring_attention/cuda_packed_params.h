@@ -42,11 +42,8 @@ struct PackedParamsOf : PackedCommon<NUM_PACKED_MAPS> {
 // Inside a node.
 using PackedParams = PackedParamsOf<KeyPanels>;
 
-// Between nodes: as NetworkParams.
-struct PackedNetworkParams : PackedParamsOf<PackedNetworkPanels> {
-  int num_compute_ctas;
-  NodeRanks nodes;
-};
+// Between nodes.
+struct PackedNetworkParams : PackedParamsOf<PackedNetworkPanels>, BetweenNodes {};
 
 // The kernel's parameter. With zigzag the call does not know how many rows a rank has: then its maps are for 1,
 // and heads that lie apart by all rows are apart by none.

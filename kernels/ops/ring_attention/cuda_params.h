@@ -36,9 +36,6 @@ struct CudaParamsOf {
 using CudaParams = CudaParamsOf<KeyPanels>;
 
 // Between nodes.
-struct NetworkParams : CudaParamsOf<NetworkPanels> {
-  int num_compute_ctas;  // the first ones; behind them those that forward, and at last the one with the network
-  NodeRanks nodes;
-};
+struct NetworkParams : CudaParamsOf<NetworkPanels>, BetweenNodes {};
 
 }  // namespace mk::ring_attention

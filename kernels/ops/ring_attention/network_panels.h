@@ -5,6 +5,8 @@
 // All places, flags and signals are numbered by the source and are the same on every rank.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/device/network_comm.h"
 #include "kernels/ops/ring_attention/cuda_blocks.h"
 
@@ -79,6 +81,10 @@ struct NetworkPanelsOf : KeyPanels {
     put.num_blocks = most(0, least(put.num_panels * panel_blocks, num_blocks(source, put.run) - put.block));
     return put;
   }
+  // Of a head of it.
+  MK_HOST_DEVICE int num_panels(const KeyPut& put) const {
+    return (put.num_blocks + panel_blocks - 1) / panel_blocks;
+  }
   MK_HOST_DEVICE size_t put_bytes(const KeyPut& put) const {
     return static_cast<size_t>(put.num_heads) * put.num_blocks * block_bytes();
   }
@@ -131,11 +137,13 @@ inline NodeRanks make_node_ranks(const TopologyView& view) {
   return nodes;
 }
 
-// What kernels between nodes are given.
-template <class Params>
-concept BetweenNodes = requires(const Params& params) {
-  params.nodes;
+// What kernels between nodes have beside those inside one, forward and backward.
+struct BetweenNodes {
+  int num_compute_ctas;  // the first ones; behind them those that forward, and at last the one with the network
+  NodeRanks nodes;
 };
+template <class Params>
+concept HasNodes = std::is_base_of_v<BetweenNodes, Params>;
 
 // A block of a relayed rank, on its way to the ranks of this node that need it.
 struct ForwardBlock {

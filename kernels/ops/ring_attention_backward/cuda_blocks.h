@@ -37,7 +37,7 @@ MK_HOST_DEVICE int seen_tiles(const CudaSlices& slices, int receiver, int source
 
 // Keys of one head.
 struct KeyTile {
-  int step;  // whose: the rank `step` places after this one
+  int step;  // whose: that of the order's source `step`, inside a node the rank `step` places after this one
   int head;  // of all batches
   int run;
   int index;     // in its run
@@ -45,17 +45,24 @@ struct KeyTile {
   int num_rows;  // at most TILE_ROWS
 };
 
-// A rank's tiles of keys: of the next ranks in turn, then its own. Of a rank one key head's after the other's.
-struct KeyTiles {
+// In which order a rank takes other ranks' tiles of keys, from step to step; its own, of step 0, come last.
+// Inside a node the next ranks' in turn.
+struct NextRanksFirst : ring_attention::RingOrder {
+  MK_HOST_DEVICE int own() const { return rank; }
+  MK_HOST_DEVICE int first_step(int nranks) const { return nranks > 1 ? 1 : 0; }
+  MK_HOST_DEVICE int next_step(int step, int nranks) const { return step + 1 < nranks ? step + 1 : 0; }
+};
+
+// A rank's tiles of keys. Of a rank one key head's after the other's.
+template <class Order>
+struct KeyTilesOf {
   CudaSlices slices;
-  int rank;
+  Order order;
   int num_heads;  // key heads of all batches
 
-  MK_HOST_DEVICE int source(int step) const {
-    return rank + step < slices.nranks ? rank + step : rank + step - slices.nranks;
-  }
+  MK_HOST_DEVICE int source(int step) const { return order.source(step, slices.nranks); }
   MK_HOST_DEVICE int seen_tiles_of(int step, int run) const {
-    return seen_tiles(slices, rank, source(step), run);
+    return seen_tiles(slices, order.own(), source(step), run);
   }
   MK_HOST_DEVICE int tiles_of_step(int step) const {
     return seen_tiles_of(step, 0) + (slices.zigzag ? seen_tiles_of(step, 1) : 0);
@@ -66,10 +73,10 @@ struct KeyTiles {
     return tiles;
   }
   MK_HOST_DEVICE KeyTile at(int index) const {
-    int step = slices.nranks > 1 ? 1 : 0, tiles = tiles_of_step(step);
+    int step = order.first_step(slices.nranks), tiles = tiles_of_step(step);
     while (index >= num_heads * tiles && step != 0) {
       index -= num_heads * tiles;
-      step = step + 1 < slices.nranks ? step + 1 : 0;
+      step = order.next_step(step, slices.nranks);
       tiles = tiles_of_step(step);
     }
     KeyTile tile;
@@ -85,6 +92,7 @@ struct KeyTiles {
     return tile;
   }
 };
+using KeyTiles = KeyTilesOf<NextRanksFirst>;
 
 // Queries of one head.
 struct QueryBlock {
@@ -147,28 +155,57 @@ class QueryBlockWalk {
   int index_ = 0, end_ = 0;  // of the run's blocks: the next, and behind the last
 };
 
-// A bank of the receive area, and flags. First lie the images of keys and values. Behind them, for each step
-// (of an owner of keys to another rank), key head, run and tile, that rank's part of dK, then of dV, in fp32,
-// in the order of the accumulators of the warps that computed it. At last, for this rank alone, what is known
-// of the rows of a block of its queries: the logarithms of the sums of their weights, then the sums of dO o.
-struct GradientPanels : KeyPanels {
+// Where what is known of query rows lies in the receive area, block by block: the logarithms of the sums of
+// their weights, then the sums of dO o.
+struct QueryRowPlaces {
+  static constexpr int BLOCK_BYTES = 2 * BLOCK_ROWS * 4;
+  size_t begin;
+  int num_query_heads;  // of all batches
+  int num_runs;
+  int run_blocks;
+
+  MK_HOST_DEVICE size_t offset(int query_head, int run, int block) const {
+    return begin + ((static_cast<size_t>(query_head) * num_runs + run) * run_blocks + block) * BLOCK_BYTES;
+  }
+  MK_HOST_DEVICE size_t end() const { return offset(num_query_heads, 0, 0); }
+};
+
+// A tile's part is one of dK, then of dV, in fp32, in the order of the accumulators of the warps that computed
+// it. `Panels`: of keys and values.
+template <class Panels>
+struct GradientPanelsOf : Panels {
   int num_query_heads;  // of all batches
   int head_dim;         // of the kernel
 
+  static constexpr int ROW_BYTES = QueryRowPlaces::BLOCK_BYTES;
   MK_HOST_DEVICE int part_bytes() const { return 2 * TILE_ROWS * head_dim * 4; }
-  MK_HOST_DEVICE int run_tiles() const { return (run_blocks + TILE_BLOCKS - 1) / TILE_BLOCKS; }
-  MK_HOST_DEVICE int panel_tiles() const { return panel_blocks / TILE_BLOCKS; }
+  MK_HOST_DEVICE int run_tiles() const { return (this->run_blocks + TILE_BLOCKS - 1) / TILE_BLOCKS; }
+  MK_HOST_DEVICE int panel_tiles() const { return this->panel_blocks / TILE_BLOCKS; }
+  // All parts that a rank may have of another's keys.
+  MK_HOST_DEVICE size_t slot_bytes() const {
+    return static_cast<size_t>(this->num_heads) * this->num_runs * run_tiles() * part_bytes();
+  }
+  MK_HOST_DEVICE QueryRowPlaces row_places(size_t begin) const {
+    return {begin, num_query_heads, this->num_runs, this->run_blocks};
+  }
+};
+
+// A bank of the receive area, and flags. First lie the images of keys and values. Behind them, for each step
+// (of an owner of keys to another rank), key head, run and tile, that rank's part. At last, for this rank
+// alone, what is known of its queries' rows.
+struct GradientPanels : GradientPanelsOf<KeyPanels> {
   MK_HOST_DEVICE size_t part(int step, int head, int run, int tile) const {
     const size_t at =
         ((static_cast<size_t>(step - 1) * num_heads + head) * num_runs + run) * run_tiles() + tile;
     return KeyPanels::area_bytes() + at * part_bytes();
   }
-  static constexpr int ROW_BYTES = 2 * BLOCK_ROWS * 4;  // of a block's rows
-  MK_HOST_DEVICE size_t rows(int query_head, int run, int block) const {
-    const size_t at = (static_cast<size_t>(query_head) * num_runs + run) * run_blocks + block;
-    return (nranks > 1 ? part(nranks, 0, 0, 0) : 0) + at * ROW_BYTES;
+  MK_HOST_DEVICE QueryRowPlaces row_places() const {
+    return GradientPanelsOf::row_places(nranks > 1 ? part(nranks, 0, 0, 0) : 0);
   }
-  MK_HOST_DEVICE size_t area_bytes() const { return rows(num_query_heads, 0, 0); }
+  MK_HOST_DEVICE size_t rows(int query_head, int run, int block) const {
+    return row_places().offset(query_head, run, block);
+  }
+  MK_HOST_DEVICE size_t area_bytes() const { return row_places().end(); }
 
   // Flags of a panel's parts lie behind those of its keys; `step` is from the owner to the rank whose they are.
   MK_HOST_DEVICE int part_flag(int step, int head, int run, int tile) const {

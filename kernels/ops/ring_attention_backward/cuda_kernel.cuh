@@ -9,33 +9,6 @@
 
 namespace mk::ring_attention_backward {
 
-// The first warp behind the producer's: tells owners of keys that a panel's parts have arrived.
-template <class Config>
-__device__ __forceinline__ void signal_parts(const RankLaunch& launch, const CudaParams& params,
-                                             CudaStorage<Config>& smem) {
-  const GradientPanels& panels = params.panels;
-  send_signals(
-      smem.stored,
-      [&](uint64_t note, uint32_t* expected) {
-        const KeyTile tile = params.key_tiles.at(static_cast<int>(note));
-        const int panel = tile.index / panels.panel_tiles(), first = panel * panels.panel_tiles();
-        const int tiles =
-            least(panels.panel_tiles(), params.key_tiles.seen_tiles_of(tile.step, tile.run) - first);
-        *expected = tiles * Config::NUM_CONSUMER_WARPS;
-        // Behind the counts of pushed keys.
-        return &params.comm.state
-                    ->counts[panels.num_units() + panels.flag(tile.step, tile.head, tile.run, panel)];
-      },
-      [&](uint64_t note) {
-        // Parts that were made of what never came are none.
-        if (launch.stopped()) return;
-        const KeyTile tile = params.key_tiles.at(static_cast<int>(note));
-        launch.raise_flag_relaxed(
-            params.key_tiles.source(tile.step),
-            panels.part_flag(params.comm.nranks - tile.step, tile.head, tile.run, tile.index));
-      });
-}
-
 // Sets to zero, of a thread's two rows, what lies outside columns [begin, end) of the first, and of the second.
 template <int NUM_WEIGHTS>
 __device__ __forceinline__ void mask_columns(float (&weights)[NUM_WEIGHTS], int begin0, int begin1, int end0,
@@ -106,14 +79,14 @@ __device__ __forceinline__ void add_parts(float (&sums)[N], const std::byte* fir
 }
 
 // The consumers, a warpgroup.
-template <class Config>
+template <class Config, class Params>
 class Consumer {
  public:
   using Element = typename Config::Element;
   static constexpr int NUM_SUMS = Config::HEAD_DIM / 2;
 
-  __device__ __forceinline__ Consumer(const RankLaunch& launch, const CudaParams& params,
-                                      CudaStorage<Config>& smem, int warpgroup)
+  __device__ __forceinline__ Consumer(const RankLaunch& launch, const Params& params, CudaStorage<Config>& smem,
+                                      int warpgroup)
       : launch_(launch),
         params_(params),
         smem_(smem),
@@ -192,7 +165,7 @@ class Consumer {
     bool is_used;
     int position;  // of this thread's first row
     {
-      const KeyTile tile = params_.key_tiles.at(key_tile_now());
+      const KeyTile tile = key_tiles_of(params_).at(key_tile_now());
       is_used = tile.num_rows > warpgroup_ * BLOCK_ROWS;
       position = tile.position + warpgroup_ * BLOCK_ROWS + row_of_thread();
     }
@@ -209,7 +182,7 @@ class Consumer {
         },
         d_keys, d_values);
     const int number = key_tile_now();
-    const KeyTile tile = params_.key_tiles.at(number);
+    const KeyTile tile = key_tiles_of(params_).at(number);
     if (tile.step > 0) {
       core_.end_tile();
       store_parts(tile, d_keys, d_values);
@@ -233,8 +206,8 @@ class Consumer {
 
   __device__ __forceinline__ void store_parts(const KeyTile& tile, const float (&d_keys)[NUM_SUMS],
                                               const float (&d_values)[NUM_SUMS]) const {
-    const size_t offset = params_.panels.part(params_.comm.nranks - tile.step, tile.head, tile.run, tile.index);
-    std::byte* const part = launch_.area(params_.key_tiles.source(tile.step), offset) + warp_offset();
+    const size_t offset = part_offset(params_, part_slot(params_, tile), tile);
+    std::byte* const part = launch_.area(part_receiver(params_, tile), offset) + warp_offset();
     store_part(d_keys, part);
     store_part(d_values, part + params_.panels.part_bytes() / 2);
   }
@@ -252,13 +225,12 @@ class Consumer {
     uint32_t sources = 0;
     for (int other = 0; other < nranks; ++other)
       if (other != rank && has_part(params_, other, tile)) sources |= 1u << other;
-    const GradientPanels& panels = params_.panels;
+    const auto& panels = params_.panels;
     const std::byte* first_part = nullptr;
     size_t step_bytes = 0;
     if (sources != 0) {
-      const size_t offset = panels.part(1, tile.head, tile.run, tile.index);
-      first_part = launch_.area(rank, offset) + warp_offset();
-      step_bytes = panels.part(2, 0, 0, 0) - panels.part(1, 0, 0, 0);
+      first_part = launch_.area(rank, part_offset(params_, 1, tile)) + warp_offset();
+      step_bytes = panels.slot_bytes();
     }
     if (sources != 0)
       add_parts(d_values, first_part + panels.part_bytes() / 2, step_bytes, sources, rank, nranks);
@@ -270,7 +242,7 @@ class Consumer {
   }
 
   const RankLaunch& launch_;
-  const CudaParams& params_;
+  const Params& params_;
   CudaStorage<Config>& smem_;
   const int warpgroup_;
   AttentionGradientConsumer<Config> core_;
@@ -279,71 +251,91 @@ class Consumer {
   uint32_t parts_phase_ = 0;
 };
 
-template <class Config>
-__global__ void __launch_bounds__(Config::NUM_THREADS, 1)
-    ring_attention_backward_kernel(const __grid_constant__ CudaParams params) {
+// One of `num_ctas` CTAs that compute, the last of which push before. With GREETS a warp of the first one meets
+// the other ranks.
+template <class Config, bool GREETS, class Params>
+__device__ __forceinline__ void run_compute_cta(const RankLaunch& launch, const Params& params,
+                                                CudaStorage<Config>& smem, int num_ctas) {
   // 168 registers a thread at the start; what the producer's warpgroup gives back, the consumers get. With sums
   // of 128 columns they need all there are: with 232 the compiler makes every product wait for the one before.
   // What the producer's warps then keep in memory is not read often.
   constexpr int NUM_PRODUCER_REGISTERS = Config::HEAD_DIM == 128 ? 24 : 72;
   constexpr int NUM_CONSUMER_REGISTERS = Config::HEAD_DIM == 128 ? 240 : 216;
   static_assert(128 * (168 - NUM_PRODUCER_REGISTERS) >= 256 * (NUM_CONSUMER_REGISTERS - 168));
-  extern __shared__ __align__(1024) uint8_t smem_bytes[];
-  CudaStorage<Config>& smem = *reinterpret_cast<CudaStorage<Config>*>(smem_bytes);
-  const RankLaunch launch(params.comm);
-  launch.begin_cta();
   if (threadIdx.x == 0) storage_init(smem);
   __syncthreads();
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
   if (warpgroup == Config::NUM_CONSUMER_WARPGROUPS) {
     ptx::setmaxnreg_dec<NUM_PRODUCER_REGISTERS>();
     const int warp = __shfl_sync(~0u, threadIdx.x % 128 / 32, 0);
-    const int push_cta = static_cast<int>(blockIdx.x) - (static_cast<int>(gridDim.x) - params.num_push_ctas);
+    const int push_cta = static_cast<int>(blockIdx.x) - (num_ctas - params.num_push_ctas);
     if (warp > 0) {
       if (push_cta >= 0) {
         ring_attention::push_keys<Config>(launch, params, smem.push, smem.attention.stream[0], warp - 1,
                                           push_cta);
       }
-      if (blockIdx.x == 0 && warp == 3) launch.greet();
-      if (warp == 1 && params.comm.nranks > 1) signal_parts<Config>(launch, params, smem);
+      if (GREETS && blockIdx.x == 0 && warp == 3) launch.greet();
+      if (warp == 1 && params.comm.nranks > 1) signal_parts(launch, params, smem.stored);
     } else {
       if (push_cta >= 0) ring_attention::signal_keys<Config>(launch, params, smem.push);
-      if (threadIdx.x % 32 == 0) Producer<Config>(launch, params, smem).run();
+      if (threadIdx.x % 32 == 0) Producer<Config, Params>(launch, params, smem).run();
       __syncwarp();
     }
   } else {
     ptx::setmaxnreg_inc<NUM_CONSUMER_REGISTERS>();
-    Consumer<Config>(launch, params, smem, warpgroup).run();
+    Consumer<Config, Params>(launch, params, smem, warpgroup).run();
   }
+}
+
+template <class Config>
+__global__ void __launch_bounds__(Config::NUM_THREADS, 1)
+    ring_attention_backward_kernel(const __grid_constant__ CudaParams params) {
+  extern __shared__ __align__(1024) uint8_t smem_bytes[];
+  CudaStorage<Config>& smem = *reinterpret_cast<CudaStorage<Config>*>(smem_bytes);
+  const RankLaunch launch(params.comm);
+  launch.begin_cta();
+  run_compute_cta<Config, true>(launch, params, smem, gridDim.x);
   launch.end_cta();
 }
 
-struct CudaKernel {
-  void (*kernel)(CudaParams);
+template <class Params>
+struct CudaKernelOf {
+  void (*kernel)(Params);
   int num_threads;
   int smem_bytes;
   int head_dim;
 };
 constexpr int NUM_CUDA_KERNELS = 2;  // head_dim up to 64, and up to 128
-struct CudaTable {
-  CudaKernel entries[NUM_CUDA_KERNELS];
+template <class Params>
+struct CudaTableOf {
+  CudaKernelOf<Params> entries[NUM_CUDA_KERNELS];
 };
+using CudaTable = CudaTableOf<CudaParams>;
 const CudaTable& cuda_kernels_bf16();
 const CudaTable& cuda_kernels_fp16();
 
-template <class Config>
-constexpr CudaKernel cuda_kernel_entry() {
+template <class Config, class Params>
+constexpr CudaKernelOf<Params> cuda_kernel_entry(void (*kernel)(Params), size_t smem_bytes) {
   static_assert(Config::BLOCK_N == BLOCK_ROWS && Config::BLOCK_M == TILE_ROWS);
-  static_assert(sizeof(CudaStorage<Config>) <= 227 * 1024);
   static_assert(ring_attention::KEY_PUSH_BYTES<Config> <= Config::NUM_STAGES * Config::PAIR_BYTES);
-  return {ring_attention_backward_kernel<Config>, Config::NUM_THREADS, sizeof(CudaStorage<Config>),
-          Config::HEAD_DIM};
+  return {kernel, Config::NUM_THREADS, static_cast<int>(smem_bytes), Config::HEAD_DIM};
+}
+
+template <class Config>
+constexpr CudaKernelOf<CudaParams> cuda_kernel_entry() {
+  static_assert(sizeof(CudaStorage<Config>) <= 227 * 1024);
+  return cuda_kernel_entry<Config>(ring_attention_backward_kernel<Config>, sizeof(CudaStorage<Config>));
 }
 
 template <class Element>
+using NarrowConfig = AttentionGradientConfig<64, 6, Element>;
+template <class Element>
+using WideConfig = AttentionGradientConfig<128, 4, Element>;
+
+template <class Element>
 const CudaTable& cuda_kernel_table() {
-  static const CudaTable table{{cuda_kernel_entry<AttentionGradientConfig<64, 6, Element>>(),
-                                cuda_kernel_entry<AttentionGradientConfig<128, 4, Element>>()}};
+  static const CudaTable table{
+      {cuda_kernel_entry<NarrowConfig<Element>>(), cuda_kernel_entry<WideConfig<Element>>()}};
   return table;
 }
 

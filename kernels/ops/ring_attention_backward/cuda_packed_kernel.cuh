@@ -499,8 +499,8 @@ constexpr PackedKernel packed_kernel_entry() {
 
 template <class Element>
 const PackedTable& cuda_packed_kernel_table() {
-  static const PackedTable table{{packed_kernel_entry<AttentionGradientConfig<64, 6, Element>>(),
-                                  packed_kernel_entry<AttentionGradientConfig<128, 4, Element>>()}};
+  static const PackedTable table{
+      {packed_kernel_entry<NarrowConfig<Element>>(), packed_kernel_entry<WideConfig<Element>>()}};
   return table;
 }
 

@@ -35,13 +35,13 @@ template <class Element>
 __global__ void __launch_bounds__(32 * ROW_SUM_WARPS)
     packed_row_sums_kernel(const __grid_constant__ PackedRowSumParams params) {
   const RowSumParams& of_sums = params.sums;
-  const GradientPanels& panels = of_sums.panels;
+  const QueryRowPlaces& places = of_sums.places;
   const int rows = count_packed_rows(params.slices, of_sums.rank);
   const int64_t index = int64_t{blockIdx.x} * ROW_SUM_WARPS + threadIdx.x / 32;
-  const int head = static_cast<int>(index / panels.run_blocks);
-  const int block = static_cast<int>(index - int64_t{head} * panels.run_blocks);
+  const int head = static_cast<int>(index / places.run_blocks);
+  const int block = static_cast<int>(index - int64_t{head} * places.run_blocks);
   const int first_row = block * BLOCK_ROWS, num_rows = rows - first_row;
-  if (head >= panels.num_query_heads || num_rows <= 0) return;
+  if (head >= places.num_query_heads || num_rows <= 0) return;
   HeadRows o = of_sums.o, d_o = of_sums.d_o;
   if (params.heads_first) {
     o.head_bytes = rows * o.row_bytes;
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(32 * ROW_SUM_WARPS)
   }
   const int bank = bank_of(ptx::ld_relaxed_sys(&of_sums.state->epoch) + 1);
   auto* const sums =
-      reinterpret_cast<float*>(of_sums.area + bank * of_sums.bank_bytes + panels.rows(head, 0, block));
+      reinterpret_cast<float*>(of_sums.area + bank * of_sums.bank_bytes + places.offset(head, 0, block));
   const float* const lse = of_sums.lse + int64_t{head} * rows + first_row;
   sum_block<Element>(o, d_o, of_sums.dim, 0, head, first_row, num_rows, lse, sums);
 }

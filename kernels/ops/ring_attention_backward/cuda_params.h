@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: MIT
-// Gradients of ring attention on GPUs of one node: what the two kernels of a call are given.
+// Gradients of ring attention on GPUs: what the two kernels of a call are given.
 #pragma once
 
 #include <cuda.h>
 
 #include "kernels/device/rank_comm.h"
+#include "kernels/ops/ring_attention/cuda_params.h"
 #include "kernels/ops/ring_attention_backward/cuda_blocks.h"
+#include "kernels/ops/ring_attention_backward/network_parts.h"
 
 namespace mk::ring_attention_backward {
 
@@ -26,7 +28,7 @@ struct RowSumParams {
   std::byte* area;  // this rank's, of bank 0
   size_t bank_bytes;
   ring_attention::CudaSlices slices;
-  GradientPanels panels;
+  QueryRowPlaces places;
   int rank;
   int heads;
   int dim;
@@ -35,7 +37,8 @@ struct RowSumParams {
   const float* lse;  // [batch][head][row]
 };
 
-struct CudaParams {
+template <class Panels>
+struct CudaParamsOf {
   using Unit = ring_attention::PanelUnit;
   RankComm comm;
   CUtensorMap map_q;
@@ -43,16 +46,25 @@ struct CudaParams {
   CUtensorMap map_k;
   CUtensorMap map_v;
   ring_attention::QueryTiles tiles;
-  KeyTiles key_tiles;
-  GradientPanels panels;
+  Panels panels;
   int num_query_tiles;
   int num_key_tiles;
-  int num_push_ctas;  // the last ones of the grid, until they have pushed everything
+  int num_push_ctas;  // the last ones that compute, until they have pushed everything
   int dim;
   float scale;
   HeadRows dq;
   HeadRows dk;
   HeadRows dv;
+};
+
+// Inside a node.
+struct CudaParams : CudaParamsOf<GradientPanels> {
+  KeyTiles key_tiles;
+};
+
+// Between nodes.
+struct NetworkParams : CudaParamsOf<NetworkGradientPanels>, ring_attention::BetweenNodes {
+  PartRoutes routes;
 };
 
 }  // namespace mk::ring_attention_backward

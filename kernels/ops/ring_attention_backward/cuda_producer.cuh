@@ -6,7 +6,7 @@
 #include "kernels/device/rank_launch.cuh"
 #include "kernels/ops/ring_attention/cuda_items.cuh"
 #include "kernels/ops/ring_attention/cuda_push.cuh"
-#include "kernels/ops/ring_attention_backward/cuda_params.h"
+#include "kernels/ops/ring_attention_backward/cuda_parts.cuh"
 #include "kernels/ptx/tma.cuh"
 
 namespace mk::ring_attention_backward {
@@ -15,7 +15,6 @@ using ring_attention::ItemCursor;
 using ring_attention::KeyBlock;
 using ring_attention::KeyBlockWalk;
 using ring_attention::QueryTile;
-using ring_attention::RingOrder;
 using ring_attention::wait_barrier;
 
 template <class Config>
@@ -40,18 +39,13 @@ __device__ __forceinline__ void storage_init(CudaStorage<Config>& smem) {
   ptx::fence_mbarrier_init_release_cluster();
 }
 
-// Does rank `other` have a part of a tile of this rank's keys?
-__device__ __forceinline__ bool has_part(const CudaParams& params, int other, const KeyTile& tile) {
-  return tile.index < seen_tiles(params.tiles.slices, other, params.comm.rank, tile.run);
-}
-
 // The producer, one thread: hands out tiles, brings their rows and what streams past them.
-template <class Config>
+template <class Config, class Params>
 class Producer {
  public:
   using Storage = CudaStorage<Config>;
 
-  __device__ Producer(const RankLaunch& launch, const CudaParams& params, Storage& smem)
+  __device__ Producer(const RankLaunch& launch, const Params& params, Storage& smem)
       : launch_(launch), params_(params), smem_(smem), attention_(smem.attention) {}
 
   __device__ __forceinline__ void run() {
@@ -72,7 +66,7 @@ class Producer {
       if (item < num_query_tiles) {
         load(params_.tiles.at(item));
       } else {
-        load(params_.key_tiles.at(item - num_query_tiles));
+        load(key_tiles_of(params_).at(item - num_query_tiles));
       }
       tracer.end();
       item = next;
@@ -87,7 +81,7 @@ class Producer {
   // Queries and dO, then keys and values past them.
   __device__ __forceinline__ void load(const QueryTile& tile) {
     const CudaSlices& slices = params_.tiles.slices;
-    KeyBlockWalk walk(slices, RingOrder{params_.comm.rank}, BLOCK_ROWS,
+    KeyBlockWalk walk(slices, key_order(params_), BLOCK_ROWS,
                       visible_range(slices, tile.position, tile.position + tile.num_rows - 1));
     const int num_blocks = blocks_of(tile.num_rows);
     begin_tile(num_blocks);
@@ -183,24 +177,26 @@ class Producer {
       const int row = params_.tiles.slices.first_row(params_.comm.rank, run) + block * BLOCK_ROWS;
       load_rows(to, full, &params_.map_k, &params_.map_v, row, head - batch * params_.tiles.kv_heads, batch);
     } else {
-      const size_t offset = params_.panels.offset(step, head, run, block);
+      const size_t offset = params_.panels.offset(slot_of(params_, step), head, run, block);
       ptx::cp_async_bulk_shared_global(to, launch_.area(params_.comm.rank, offset), Config::PAIR_BYTES, full);
     }
   }
 
   __device__ __forceinline__ void await_keys(int step, int head, int run, int block) {
-    const int flag = params_.panels.flag(step, head, run, block / params_.panels.panel_blocks);
+    const int flag =
+        params_.panels.flag(slot_of(params_, step), head, run, block / params_.panels.panel_blocks);
     if (flag == last_flag_) return;
     last_flag_ = flag;
-    launch_.wait_flag(flag, DeviceRole::compute, DeviceObject::chunk, params_.key_tiles.source(step), flag);
+    launch_.wait_flag(flag, DeviceRole::compute, DeviceObject::chunk, source_of(params_, step), flag);
     // TMA is another proxy than the loads that saw the flag.
     ptx::fence_proxy_async_global();
   }
 
+  // Of the ranks 1, 2, ... places after this one.
   __device__ __forceinline__ void await_parts(const KeyTile& tile) const {
 #pragma unroll 1
     for (int step = 1; step < params_.comm.nranks; ++step) {
-      const int source = params_.key_tiles.source(step);
+      const int source = ring_attention::wrap(params_.comm.rank + step, params_.comm.nranks);
       if (!has_part(params_, source, tile)) continue;
       const int flag = params_.panels.part_flag(step, tile.head, tile.run, tile.index);
       launch_.wait_flag(flag, DeviceRole::reduce, DeviceObject::partial, source, flag);
@@ -208,7 +204,7 @@ class Producer {
   }
 
   const RankLaunch& launch_;
-  const CudaParams& params_;
+  const Params& params_;
   Storage& smem_;
   AttentionGradientStorage<Config>& attention_;
   uint32_t tile_phase_ = 0;

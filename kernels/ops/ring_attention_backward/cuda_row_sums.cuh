@@ -64,19 +64,19 @@ __device__ __forceinline__ void sum_block(const HeadRows& o, const HeadRows& d_o
 template <class Element>
 __global__ void __launch_bounds__(32 * ROW_SUM_WARPS)
     row_sums_kernel(const __grid_constant__ RowSumParams params) {
-  const GradientPanels& panels = params.panels;
+  const QueryRowPlaces& places = params.places;
   const int64_t index = int64_t{blockIdx.x} * ROW_SUM_WARPS + threadIdx.x / 32;
-  const int64_t of_head = int64_t{panels.num_runs} * panels.run_blocks;
-  if (index >= of_head * panels.num_query_heads) return;
+  const int64_t of_head = int64_t{places.num_runs} * places.run_blocks;
+  if (index >= of_head * places.num_query_heads) return;
   const int query_head = static_cast<int>(index / of_head);
-  const int run = static_cast<int>((index - query_head * of_head) / panels.run_blocks);
-  const int block = static_cast<int>(index - query_head * of_head) - run * panels.run_blocks;
+  const int run = static_cast<int>((index - query_head * of_head) / places.run_blocks);
+  const int block = static_cast<int>(index - query_head * of_head) - run * places.run_blocks;
   const int batch = query_head / params.heads, head = query_head - batch * params.heads;
   const int num_rows = params.slices.count(params.rank, run) - block * BLOCK_ROWS;  // perhaps none, or too many
   const int first_row = params.slices.first_row(params.rank, run) + block * BLOCK_ROWS;
   const int bank = bank_of(ptx::ld_relaxed_sys(&params.state->epoch) + 1);
   auto* const sums =
-      reinterpret_cast<float*>(params.area + bank * params.bank_bytes + panels.rows(query_head, run, block));
+      reinterpret_cast<float*>(params.area + bank * params.bank_bytes + places.offset(query_head, run, block));
   const float* const lse = params.lse + int64_t{query_head} * params.slices.rows(params.rank) + first_row;
   sum_block<Element>(params.o, params.d_o, params.dim, batch, head, first_row, num_rows, lse, sums);
 }

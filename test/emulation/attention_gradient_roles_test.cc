@@ -1,0 +1,319 @@
+// SPDX-License-Identifier: MIT
+// The roles of ring attention's gradients between nodes that move keys, values and parts of their gradients, on
+// emulated warps and host memory, over the real transports: launches in a row; a rank whose parts do not come.
+// The code is the kernel's own; only the products are missing. Warps that stand in for them wait for a tile's
+// keys, store a part of known numbers, tell of it, and look for what the others have made of their own keys.
+#include "shim/device_words.h"
+
+#include <atomic>
+#include <mutex>
+#include <vector>
+
+#include "../support/catch.h"
+#include "emulated_gpu.h"
+#include "kernels/ops/ring_attention_backward/cuda_network.cuh"
+#include "kernels/topology_arrays.h"
+
+namespace mk::test {
+namespace {
+
+using namespace ring_attention_backward;
+using ring_attention::set_needs;
+
+struct Config {
+  static constexpr int NUM_CONSUMER_WARPS = 2;
+  // Before them a producer's four warps; the network has five roles.
+  static constexpr int NUM_THREADS = 32 * (4 + NUM_CONSUMER_WARPS);
+  static constexpr int HEAD_DIM = 64;
+  static constexpr int BLOCK_N = BLOCK_ROWS;
+  static constexpr int NUM_COLUMN_BLOCKS = 1;
+  static constexpr int KEY_COLUMN_BYTES = BLOCK_N * 128;
+  static constexpr int KEY_BYTES = KEY_COLUMN_BYTES;
+};
+constexpr int kComputeCtas = 3;
+constexpr int kPushCtas = 2;
+constexpr int kForwardCtas = 1;
+constexpr int kCtas = kComputeCtas + kForwardCtas + 1;
+constexpr size_t kBankBytes = 24 << 20;
+
+struct Shape {
+  int seq;
+  bool causal;
+  bool zigzag;
+  int kv_heads = 2;
+  int panel_blocks = TILE_BLOCKS;
+  int put_heads = 1;
+  int put_panels = 1;
+};
+
+uint16_t key_of(uint64_t epoch, int rank) { return static_cast<uint16_t>(epoch * 641 + 17 * rank + 1); }
+
+// Word `at` of a warp's share of a part.
+float part_word(uint64_t epoch, int source, int owner, const KeyTile& tile, int warp, int at) {
+  const uint64_t of_tile = static_cast<uint64_t>((tile.head * 2 + tile.run) * 64 + tile.index);
+  const uint64_t mixed = (epoch * 131 + static_cast<uint64_t>(source * 37 + owner)) * 4099 + of_tile * 257 +
+                         static_cast<uint64_t>(warp) * 8191 + static_cast<uint64_t>(at);
+  return static_cast<float>(mixed % 16777213);
+}
+
+class GradientRank {
+ public:
+  explicit GradientRank(Rank& rank) : rank_(rank), gpu_(rank), topology_(rank.topology) {}
+
+  Status set_up(int64_t wait_timeout_ms = 60000) { return gpu_.set_up(kCtas, kBankBytes, wait_timeout_ms); }
+  EmulatedGpu& gpu() { return gpu_; }
+
+  NetworkParams params(const Shape& shape) {
+    NetworkParams params{};
+    params.comm = gpu_.comm();
+    params.comm.entry.op = MK_OPERATOR_RING_ATTENTION_BACKWARD;
+    params.comm.entry.output_offset = kNoOutput;
+    params.comm.entry.shape[0] = shape.seq;
+    const int nranks = params.comm.nranks, num_slices = shape.zigzag ? 2 * nranks : nranks;
+    const CudaSlices slices = {
+        shape.seq, nranks, std::max(1, (shape.seq + num_slices - 1) / num_slices), shape.causal, shape.zigzag,
+        0,         nullptr};
+    params.tiles = {slices, rank_.rank, 1, shape.kv_heads, shape.kv_heads, TILE_ROWS};
+    NetworkGradientPanels& panels = params.panels;
+    panels.nranks = nranks;
+    panels.num_heads = shape.kv_heads;
+    panels.num_runs = slices.num_runs();
+    panels.run_blocks = blocks_of(slices.slice_rows);
+    panels.panel_blocks = shape.panel_blocks;
+    panels.run_panels = (panels.run_blocks + shape.panel_blocks - 1) / shape.panel_blocks;
+    panels.image_bytes = Config::KEY_BYTES;
+    panels.slices = slices;
+    panels.block_n = BLOCK_ROWS;
+    panels.put_heads = shape.put_heads;
+    panels.put_panels = shape.put_heads > 1 ? panels.run_panels : shape.put_panels;
+    panels.num_query_heads = shape.kv_heads;
+    panels.head_dim = Config::HEAD_DIM;
+    panels.num_slots = most_part_slots(topology_.view());
+    set_needs(slices, &panels);
+    params.nodes = ring_attention::make_node_ranks(topology_.view());
+    params.routes = make_part_routes(topology_.view());
+    params.num_push_ctas = kPushCtas;
+    params.num_compute_ctas = kComputeCtas;
+    const int64_t num_rows = slices.rows(rank_.rank);
+    keys_.assign(static_cast<size_t>(shape.kv_heads * num_rows * Config::HEAD_DIM + 1), 0);
+    const ptx::EmulatedTensor tensor = {keys_.data(),
+                                        {Config::HEAD_DIM, num_rows, shape.kv_heads, 1},
+                                        {Config::HEAD_DIM * 2, num_rows * Config::HEAD_DIM * 2, 0},
+                                        BLOCK_ROWS};
+    std::memcpy(&params.map_k, &tensor, sizeof tensor);
+    std::memcpy(&params.map_v, &tensor, sizeof tensor);
+    return params;
+  }
+
+  // What was wrong; a launch but for its products. Without `stores_parts` the rank tells nobody of its parts.
+  std::string launch(const NetworkParams& params, bool stores_parts = true) {
+    wrong_.clear();
+    std::fill(keys_.begin(), keys_.end(), key_of(gpu_.epoch() + 1, rank_.rank));
+    std::vector<std::vector<uint8_t>> smem(kCtas, std::vector<uint8_t>(sizeof(Smem) + 128));
+    emulation::run_ctas(kCtas, Config::NUM_THREADS / 32, [&] {
+      const RankLaunch launch(params.comm);
+      launch.begin_cta();
+      const auto address = reinterpret_cast<uintptr_t>(smem[blockIdx.x].data());
+      auto* const room = reinterpret_cast<uint8_t*>((address + 127) / 128 * 128);
+      const auto cta = static_cast<int>(blockIdx.x);
+      if (cta < kComputeCtas) {
+        compute(launch, params, *reinterpret_cast<ComputeSmem*>(room), cta, stores_parts);
+      } else if (blockIdx.x + 1 == gridDim.x) {
+        run_network_cta(launch, params);
+      } else {
+        ring_attention::run_forward_cta<Config>(launch, params, room);
+      }
+      launch.end_cta();
+    });
+    return wrong_;
+  }
+
+ private:
+  struct ComputeSmem {
+    ring_attention::KeyPushStorage push;
+    PushSignals<Config::NUM_CONSUMER_WARPS> stored;
+    alignas(128) uint8_t room[ring_attention::KEY_PUSH_BYTES<Config>];
+  };
+  union Smem {
+    ComputeSmem compute;
+    PushCtaStorage<Config::NUM_THREADS> forward;
+  };
+
+  // As run_compute_cta().
+  void compute(const RankLaunch& launch, const NetworkParams& params, ComputeSmem& smem, int cta,
+               bool stores_parts) {
+    if (threadIdx.x == 0) {
+      ring_attention::key_push_init(smem.push);
+      push_signals_init(smem.stored);
+    }
+    __syncthreads();
+    const auto warp = static_cast<int>(threadIdx.x / 32);
+    const int push_cta = cta - (kComputeCtas - kPushCtas);
+    if (warp == 0) {
+      if (push_cta >= 0) ring_attention::signal_keys<Config>(launch, params, smem.push);
+    } else if (warp < 4) {
+      if (push_cta >= 0)
+        ring_attention::push_keys<Config>(launch, params, smem.push, smem.room, warp - 1, push_cta);
+      if (warp == 1) signal_parts(launch, params, smem.stored);
+    } else {
+      stand_in(launch, params, smem, cta, warp - 4, stores_parts);
+    }
+  }
+
+  // A consumer warp: every kComputeCtas-th tile.
+  void stand_in(const RankLaunch& launch, const NetworkParams& params, ComputeSmem& smem, int cta, int warp,
+                bool stores_parts) {
+    PushNotes notes(smem.stored, warp);
+    const auto tiles = key_tiles_of(params);
+    const auto num_tiles = static_cast<int>(tiles.size());
+    for (int number = cta; number < num_tiles; number += kComputeCtas) {
+      const KeyTile tile = tiles.at(number);
+      if (tile.step == 0) {
+        add_parts(launch, params, tile, warp);
+        continue;
+      }
+      await_keys(launch, params, tile);
+      if (!stores_parts) continue;
+      const int owner = source_of(params, tile.step);
+      float* const part =
+          share(launch, params, part_receiver(params, tile), part_slot(params, tile), tile, warp);
+      for (int at = static_cast<int>(threadIdx.x % 32); at < kShareWords; at += 32)
+        part[at] = part_word(launch.epoch(), rank_.rank, owner, tile, warp, at);
+      __syncwarp();
+      notes.add(static_cast<uint64_t>(number));
+    }
+    notes.end();
+  }
+
+  void await_keys(const RankLaunch& launch, const NetworkParams& params, const KeyTile& tile) {
+    const NetworkGradientPanels& panels = params.panels;
+    const int source = source_of(params, tile.step), block = tile.index * TILE_BLOCKS;
+    if (threadIdx.x % 32 == 0) {
+      const int flag = panels.flag(source, tile.head, tile.run, block / panels.panel_blocks);
+      if (launch.wait_flag(flag, DeviceRole::compute, DeviceObject::chunk, source, flag)) {
+        const std::byte* const keys =
+            launch.area(rank_.rank, panels.offset(source, tile.head, tile.run, block));
+        if (*reinterpret_cast<const uint16_t*>(keys) != key_of(launch.epoch(), source))
+          say(format("keys of rank %d, head %d, run %d, block %d are wrong; ", source, tile.head, tile.run,
+                     block));
+      }
+    }
+    __syncwarp();
+  }
+
+  // As the producer waits for them, and as a consumer warp finds them.
+  void add_parts(const RankLaunch& launch, const NetworkParams& params, const KeyTile& tile, int warp) {
+    for (int step = 1; step < rank_.nranks; ++step) {
+      const int source = (rank_.rank + step) % rank_.nranks;
+      if (!has_part(params, source, tile)) continue;
+      bool has_come = true;
+      if (threadIdx.x % 32 == 0) {
+        const int flag = params.panels.part_flag(step, tile.head, tile.run, tile.index);
+        has_come = launch.wait_flag(flag, DeviceRole::reduce, DeviceObject::partial, source, flag);
+      }
+      if (__shfl_sync(~0u, static_cast<int>(has_come), 0) == 0) continue;
+      // Slots of a rank's own keys lie one behind the other.
+      const float* const part = share(launch, params, rank_.rank, 1, tile, warp) +
+                                static_cast<size_t>(step - 1) * params.panels.slot_bytes() / sizeof(float);
+      for (int at = static_cast<int>(threadIdx.x % 32); at < kShareWords; at += 32) {
+        if (part[at] == part_word(launch.epoch(), source, rank_.rank, tile, warp, at)) continue;
+        say(format("rank %d's part of head %d, run %d, tile %d is wrong at %d; ", source, tile.head, tile.run,
+                   tile.index, at));
+        break;
+      }
+      __syncwarp();
+    }
+    num_added_ += warp == 0 && threadIdx.x % 32 == 0 ? 1 : 0;
+  }
+
+  static constexpr int kShareWords = 2 * TILE_ROWS * Config::HEAD_DIM / Config::NUM_CONSUMER_WARPS;
+  static float* share(const RankLaunch& launch, const NetworkParams& params, int rank, int slot,
+                      const KeyTile& tile, int warp) {
+    return reinterpret_cast<float*>(launch.area(rank, part_offset(params, slot, tile))) +
+           static_cast<size_t>(warp) * kShareWords;
+  }
+
+  void say(const std::string& what) {
+    std::lock_guard lock(mutex_);
+    if (wrong_.empty()) wrong_ = what;
+  }
+
+  Rank& rank_;
+  EmulatedGpu gpu_;
+  const TopologyArrays topology_;
+  std::vector<uint16_t> keys_;
+  std::mutex mutex_;
+  std::string wrong_;
+
+ public:
+  std::atomic<int> num_added_{0};  // tiles of own keys
+};
+
+std::string run_launches(GradientRank& gradients, Rank& rank, const Shape& shape, int launches) {
+  EmulatedGpu& gpu = gradients.gpu();
+  const NetworkParams params = gradients.params(shape);
+  MK_EXPECT(params.panels.area_bytes() <= kBankBytes);
+  std::string first;
+  for (int turn = 0; turn < launches; ++turn) {
+    const uint64_t epoch = gpu.epoch() + 1;
+    gradients.num_added_ = 0;
+    const std::string wrong = gradients.launch(params);
+    if (const std::string sentence = gpu.sentence(); !sentence.empty()) return sentence + "; ";
+    // The other ranks wait for this one in the launches to come.
+    if (first.empty() && !wrong.empty())
+      first = format("launch %llu: ", static_cast<unsigned long long>(epoch)) + wrong;
+    MK_EXPECT(gradients.num_added_ == shape.kv_heads * key_tiles_of(params).tiles_of_step(0));
+    MK_EXPECT(gpu.epoch() == epoch && gpu.is_idle());
+    MK_EXPECT(EmulatedGpu::is_clean(*params.comm.state));
+    MK_EXPECT(rank.endpoint->completed() == params.comm.network.queue.state->head);
+  }
+  return first;
+}
+
+const std::vector<std::vector<int>> kTopologies = {{0, 1},    {0, 0, 1, 1}, {0, 1, 0, 1},
+                                                   {0, 1, 2}, {0, 0, 0, 1}, {0, 0, 1, 1, 1}};
+
+}  // namespace
+
+TEST_CASE("parts of gradients travel between nodes and inside them, launch after launch", "[emulation]") {
+  const std::vector<int> nodes = GENERATE(from_range(kTopologies));
+  for (const BackendCase& backend : backend_cases()) {
+    INFO(backend.backend << " seed " << backend.seed << " " << backend.environment << ", " << nodes.size()
+                         << " ranks");
+    CHECK(run_ranks(RankKind::threads, backend, nodes, [&](Rank& rank) -> std::string {
+            GradientRank gradients(rank);
+            MK_EXPECT_OK(gradients.set_up());
+            MK_EXPECT(rank.barrier());
+            std::string wrong;
+            for (const Shape& shape :
+                 {Shape{900, false, false}, Shape{900, true, false}, Shape{900, true, true},
+                  Shape{700, true, true, 3, TILE_BLOCKS, 2}, Shape{1300, false, false, 2, TILE_BLOCKS, 1, 2},
+                  Shape{3, false, false}, Shape{0, true, true}, Shape{1500, true, true, 2, 2 * TILE_BLOCKS}}) {
+              const std::string text = run_launches(gradients, rank, shape, 3);
+              if (!text.empty() && wrong.empty())
+                wrong = format("seq %d, causal %d, zigzag %d: ", shape.seq, shape.causal, shape.zigzag) + text;
+            }
+            MK_EXPECT(rank.barrier());
+            return wrong + rank.failure();
+          }) == "");
+  }
+}
+
+TEST_CASE("who waits for parts that do not come says for whose", "[emulation]") {
+  const std::vector<int> nodes = {0, 0, 1};
+  CHECK(run_ranks(RankKind::threads, {"loopback", "0"}, nodes, [&](Rank& rank) -> std::string {
+          GradientRank gradients(rank);
+          MK_EXPECT_OK(gradients.set_up(300));
+          MK_EXPECT(rank.barrier());
+          gradients.launch(gradients.params({900, false, false}), rank.rank != 1);
+          const mk_async_error_t error = gradients.gpu().error();
+          // Rank 0 relays rank 1's parts to rank 2, and is owed some itself.
+          if (rank.rank != 1) MK_EXPECT(error.status == MK_ERROR_TIMEOUT && error.rank == 1);
+          if (rank.rank != 1) MK_EXPECT(std::string(error.object) == "partial");
+          MK_EXPECT(rank.barrier());
+          rank.abort.raise(Status(MK_ERROR_TIMEOUT, "as a communicator would"));
+          return "";
+        }) == "");
+}
+
+}  // namespace mk::test

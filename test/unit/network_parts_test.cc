@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: MIT
+// Gradients of ring attention between nodes on GPUs: that every rank's part of every tile of keys comes to the
+// keys' owner, once, by which way, and where; what the plan says of it.
+#include "kernels/ops/ring_attention_backward/network_parts.h"
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <random>
+#include <set>
+#include <tuple>
+#include <vector>
+
+#include "kernels/cuda/ring_attention_backward_plan.h"
+#include "kernels/topology_arrays.h"
+#include "test/support/catch.h"
+#include "transport/command.h"
+
+using namespace mk;
+using namespace mk::ring_attention;
+using namespace mk::ring_attention_backward;
+
+namespace {
+
+constexpr int NUM_SMS = 132;
+
+using Nodes = std::vector<int32_t>;
+const std::vector<Nodes> LAYOUTS = {
+    {0, 1},       {0, 0, 1, 1},       {0, 1, 0, 1},          {0, 1, 2, 3},
+    {0, 0, 0, 1}, {0, 0, 1, 1, 2, 2}, {0, 0, 0, 1, 1, 1, 1}, {0, 1, 1, 2, 2, 2, 3, 3}};
+
+RingAttentionCall make_call(int64_t seq, mk_causal_t causal) {
+  RingAttentionCall call;
+  call.op = MK_OPERATOR_RING_ATTENTION_BACKWARD;
+  call.batch = 2;
+  call.seq = seq;
+  call.heads = 6;
+  call.kv_heads = 3;
+  call.dim = 128;
+  call.causal = causal;
+  return call;
+}
+
+// A rank's view of who is where, and its plan.
+struct Member {
+  TopologyArrays arrays;
+  RankOrder order;
+  RingAttentionBackwardPlan plan;
+
+  Member(const RingAttentionCall& call, const Nodes& nodes, int rank)
+      : arrays(Topology::make(rank, std::vector<std::string>(nodes.size(), "host"), nodes)),
+        order(make_rank_order(arrays.view())) {
+    auto made =
+        ring_attention_backward_plan(call, rank, static_cast<int>(nodes.size()), NUM_SMS, &arrays.view());
+    REQUIRE(made.ok());
+    plan = made.take();
+  }
+  KeyTilesOf<FarRanksFirst> key_tiles() const {
+    return {plan.tiles.slices, {{order.rank_at}}, plan.network.num_heads};
+  }
+};
+
+std::deque<Member> make_members(const RingAttentionCall& call, const Nodes& nodes) {
+  std::deque<Member> members;
+  for (size_t rank = 0; rank < nodes.size(); ++rank) members.emplace_back(call, nodes, static_cast<int>(rank));
+  return members;
+}
+
+// Whose part of whose keys: source, owner, head, run, tile.
+using Part = std::tuple<int, int, int, int, int>;
+
+// What is in a rank's receive area, and how many tiles stand behind each of its flags.
+struct Area {
+  std::map<size_t, Part> parts;
+  std::map<int, int> flags;
+
+  void store(const NetworkGradientPanels& panels, size_t place, const Part& part) {
+    REQUIRE(place >= panels.NetworkPanels::area_bytes());
+    REQUIRE(place + static_cast<size_t>(panels.part_bytes()) <= panels.rows(0, 0, 0));
+    REQUIRE((place - panels.NetworkPanels::area_bytes()) % static_cast<size_t>(panels.part_bytes()) == 0);
+    REQUIRE(parts.emplace(place, part).second);
+  }
+  void raise(const NetworkGradientPanels& panels, int flag) {
+    REQUIRE((flag >= panels.NetworkPanels::num_flags() && flag < panels.num_flags()));
+    ++flags[flag];
+  }
+};
+
+// As consumers store parts, and tell of panels that are whole.
+void store_own(const Member& member, std::vector<Area>* areas, int64_t* link_bytes) {
+  const NetworkGradientPanels& panels = member.plan.network;
+  const auto tiles = member.key_tiles();
+  const int rank = member.order.rank_at[0];
+  std::map<std::tuple<int, int>, std::pair<int, int>> counts;  // of a receiver's flag: stored, expected
+  for (int index = 0; index < tiles.size(); ++index) {
+    const KeyTile tile = tiles.at(index);
+    if (tile.step == 0) continue;
+    const int owner = tiles.source(tile.step);
+    const int receiver = member.plan.routes.receiver[owner], slot = member.plan.routes.slot[owner];
+    if (receiver != rank) *link_bytes += panels.part_bytes();
+    Area& area = (*areas)[static_cast<size_t>(receiver)];
+    area.store(panels, panels.part(slot, owner, tile.head, tile.run, tile.index),
+               {rank, owner, tile.head, tile.run, tile.index});
+    const int flag = panels.part_flag(slot, tile.head, tile.run, tile.index);
+    const int first = tile.index / panels.panel_tiles() * panels.panel_tiles();
+    auto& [stored, expected] = counts[{receiver, flag}];
+    expected = std::min(panels.panel_tiles(), tiles.seen_tiles_of(tile.step, tile.run) - first);
+    if (++stored == expected) area.raise(panels, flag);
+  }
+  for (const auto& [flag, count] : counts) REQUIRE(count.first == count.second);
+}
+
+// As the CTA that has the network puts them to the owners.
+void put_relayed(const Member& member, std::vector<Area>* areas, std::set<std::pair<int, int>>* signals,
+                 int64_t* network_bytes) {
+  const NetworkGradientPanels& panels = member.plan.network;
+  const int rank = member.order.rank_at[0], nranks = panels.nranks;
+  for (int index = 0; index < num_relayed_parts(member.order); ++index) {
+    const RelayedParts parts = relayed_parts(member.order, member.plan.routes, nranks, index);
+    Area& from = (*areas)[static_cast<size_t>(rank)];
+    Area& to = (*areas)[static_cast<size_t>(parts.owner)];
+    REQUIRE(parts.slot <= panels.num_slots);
+    for (int number = 0; number < panels.num_puts(); ++number) {
+      const KeyPut put = panels.put(parts.owner, number);
+      if (!panels.has_parts(put, parts.owner, parts.source)) continue;
+      const int slot = panels.slot_at_owner(parts.owner, parts.source);
+      const size_t begin = panels.part(parts.slot, parts.owner, put.head, put.run, panels.first_tile(put));
+      const size_t target = panels.part(slot, parts.owner, put.head, put.run, panels.first_tile(put));
+      const size_t bytes = panels.part_put_bytes(put);
+      REQUIRE(bytes > 0);
+      for (size_t at = begin; at < begin + bytes; at += static_cast<size_t>(panels.part_bytes())) {
+        const auto found = from.parts.find(at);
+        REQUIRE(found != from.parts.end());
+        to.store(panels, target + (at - begin), found->second);
+      }
+      for (int head = put.head; head < put.head + put.num_heads; ++head) {
+        for (int panel = put.panel; panel < put.panel + panels.num_panels(put); ++panel) {
+          REQUIRE(from.flags[panels.part_panel_flag(parts.slot, head, put.run, panel)] == 1);
+          to.raise(panels, panels.part_panel_flag(slot, head, put.run, panel));
+        }
+      }
+      const int signal = panels.part_signal(parts.source, number);
+      REQUIRE(signals->emplace(parts.owner, signal).second);
+      REQUIRE(signal >= kEntrySignals + static_cast<int>(panels.NetworkPanels::num_signals()));
+      REQUIRE(signal < kEntrySignals + static_cast<int>(panels.num_signals()));
+      REQUIRE(signal < static_cast<int>(kSignalsPerBank));
+      *network_bytes += static_cast<int64_t>(bytes);
+    }
+  }
+}
+
+// What the owner waits for, and adds.
+void check_owner(const Member& member, const Area& area) {
+  const NetworkGradientPanels& panels = member.plan.network;
+  const auto tiles = member.key_tiles();
+  const int rank = member.order.rank_at[0];
+  size_t num_parts = 0;
+  std::set<int> flags;
+  for (int index = 0; index < tiles.size(); ++index) {
+    const KeyTile tile = tiles.at(index);
+    for (int step = 1; step < panels.nranks && tile.step == 0; ++step) {
+      const int source = (rank + step) % panels.nranks;
+      if (tile.index >= seen_tiles(tiles.slices, source, rank, tile.run)) continue;
+      const auto found = area.parts.find(panels.part(step, rank, tile.head, tile.run, tile.index));
+      REQUIRE(found != area.parts.end());
+      REQUIRE(found->second == Part{source, rank, tile.head, tile.run, tile.index});
+      const int flag = panels.part_flag(step, tile.head, tile.run, tile.index);
+      REQUIRE((area.flags.count(flag) == 1 && area.flags.at(flag) == 1));
+      flags.insert(flag);
+      ++num_parts;
+    }
+  }
+  // And nothing else came there for it.
+  const int64_t first_relayed = panels.part_panel_flag(panels.nranks, 0, 0, 0);
+  size_t num_stored = 0, num_raised = 0;
+  for (const auto& [place, part] : area.parts) num_stored += std::get<1>(part) == rank ? 1 : 0;
+  for (const auto& [flag, count] : area.flags) num_raised += flag < first_relayed ? 1 : 0;
+  REQUIRE(num_stored == num_parts);
+  REQUIRE(num_raised == flags.size());
+}
+
+void check_exchange(const RingAttentionCall& call, const Nodes& nodes) {
+  const std::deque<Member> members = make_members(call, nodes);
+  std::vector<Area> areas(nodes.size());
+  std::set<std::pair<int, int>> signals;
+  std::vector<int64_t> link(nodes.size()), network(nodes.size());
+  for (size_t rank = 0; rank < nodes.size(); ++rank) store_own(members[rank], &areas, &link[rank]);
+  for (size_t rank = 0; rank < nodes.size(); ++rank)
+    put_relayed(members[rank], &areas, &signals, &network[rank]);
+  for (size_t rank = 0; rank < nodes.size(); ++rank) {
+    const RingAttentionBackwardPlan& plan = members[rank].plan;
+    check_owner(members[rank], areas[rank]);
+    REQUIRE(plan.area_bytes == members[0].plan.area_bytes);
+    REQUIRE(static_cast<int64_t>(plan.network.area_bytes()) <= plan.area_bytes);
+    REQUIRE(plan.network.num_flags() <= kFlagsPerBank);
+    REQUIRE(plan.network.panel_blocks % TILE_BLOCKS == 0);
+    // Beside keys and values, which travel as forward.
+    int num_sms = NUM_SMS;
+    auto keys = plan_network(call, members[rank].arrays.view(), plan.network, &num_sms);
+    REQUIRE(keys.ok());
+    REQUIRE(plan.plan.link_bytes == keys->link_bytes + link[rank]);
+    REQUIRE(plan.plan.network_bytes == keys->network_bytes + network[rank]);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("every rank's part comes to the owner of the keys, once, and nothing else does") {
+  for (const Nodes& nodes : LAYOUTS) {
+    for (const mk_causal_t causal : {MK_CAUSAL_NONE, MK_CAUSAL_CONTIGUOUS, MK_CAUSAL_ZIGZAG}) {
+      for (const int64_t seq : {0, 1, 5, 130, 1030, 5000}) {  // 1030: the last of four has a block less
+        for (const int64_t put_bytes : {0, 1, 100000, 300000}) {
+          RingAttentionCall call = make_call(seq, causal);
+          call.dim = seq % 4 == 1 ? 64 : 128;
+          call.tuning.chunk_bytes = put_bytes;
+          INFO(nodes.size() << " ranks, causal " << causal << ", seq " << seq << ", puts of " << put_bytes);
+          check_exchange(call, nodes);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("tiles of keys are those of one node, the farthest ranks' first and the own last") {
+  for (const Nodes& nodes : LAYOUTS) {
+    for (const mk_causal_t causal : {MK_CAUSAL_NONE, MK_CAUSAL_CONTIGUOUS, MK_CAUSAL_ZIGZAG}) {
+      const RingAttentionCall call = make_call(1500, causal);
+      for (const Member& member : make_members(call, nodes)) {
+        const auto tiles = member.key_tiles();
+        const KeyTiles& in_node = member.plan.key_tiles;
+        std::set<std::tuple<int, int, int, int>> expected, seen;
+        for (int index = 0; index < in_node.size(); ++index) {
+          const KeyTile tile = in_node.at(index);
+          expected.emplace(in_node.source(tile.step), tile.head, tile.run, tile.index);
+        }
+        int step = tiles.slices.nranks;
+        for (int index = 0; index < tiles.size(); ++index) {
+          const KeyTile tile = tiles.at(index);
+          REQUIRE(tile.step <= step);
+          step = tile.step;
+          REQUIRE(tile.position ==
+                  tiles.slices.begin(tiles.source(tile.step), tile.run) + tile.index * TILE_ROWS);
+          REQUIRE(seen.emplace(tiles.source(tile.step), tile.head, tile.run, tile.index).second);
+        }
+        REQUIRE(tiles.source(0) == member.order.rank_at[0]);
+        REQUIRE(seen == expected);
+        REQUIRE(member.plan.num_key_tiles == tiles.size());
+      }
+    }
+  }
+}
+
+TEST_CASE("rows of queries lie behind all slots") {
+  for (const Member& member : make_members(make_call(1500, MK_CAUSAL_ZIGZAG), {0, 0, 0, 1})) {
+    const NetworkGradientPanels& panels = member.plan.network;
+    const QueryRowPlaces places = member.plan.row_places();
+    REQUIRE(places.begin == panels.NetworkPanels::area_bytes() + panels.num_slots * panels.slot_bytes());
+    REQUIRE(places.end() == panels.area_bytes());
+    std::set<size_t> seen;
+    for (int head = 0; head < panels.num_query_heads; ++head) {
+      for (int run = 0; run < panels.num_runs; ++run) {
+        for (int block = 0; block < panels.run_blocks; ++block) {
+          const size_t place = places.offset(head, run, block);
+          REQUIRE(place == panels.rows(head, run, block));
+          REQUIRE((place % 16 == 0 && place >= places.begin && place + places.BLOCK_BYTES <= places.end()));
+          REQUIRE(seen.insert(place).second);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("CTAs of gradients between nodes, and arenas that serve smaller calls") {
+  const Nodes nodes = {0, 0, 1, 1};
+  const auto planned = [&](const RingAttentionCall& call, int rank, int num_sms) {
+    const TopologyArrays arrays(Topology::make(rank, std::vector<std::string>(nodes.size(), "host"), nodes));
+    return ring_attention_backward_plan(call, rank, 4, num_sms, &arrays.view());
+  };
+  const RingAttentionCall maxima = make_call(20000, MK_CAUSAL_NONE);
+  auto prepared = planned(maxima, 0, NUM_SMS);
+  REQUIRE(prepared.ok());
+  std::mt19937 random(3);
+  for (int turn = 0; turn < 200; ++turn) {
+    RingAttentionCall call = maxima;
+    call.seq = static_cast<int64_t>(random() % 20001);
+    call.batch = 1 + static_cast<int64_t>(random() % 2);
+    call.kv_heads = 1 + 2 * static_cast<int>(random() % 2);
+    call.dim = 8 * (1 + static_cast<int>(random() % 16));
+    call.causal = static_cast<mk_causal_t>(random() % 3);
+    const int num_sms = 3 + static_cast<int>(random() % 130);
+    auto plan = planned(call, static_cast<int>(random() % 4), num_sms);
+    REQUIRE(plan.ok());
+    REQUIRE(plan->area_bytes <= prepared->area_bytes);
+    REQUIRE(static_cast<int64_t>(plan->network.area_bytes()) <= plan->area_bytes);
+    REQUIRE(plan->plan.compute_ctas >= 1);
+    REQUIRE(plan->num_push_ctas <= plan->plan.compute_ctas);
+    REQUIRE(plan->plan.compute_ctas + plan->num_forward_ctas + 1 <= num_sms);
+    REQUIRE((plan->plan.send_ctas == 1 && plan->plan.receive_ctas == plan->num_forward_ctas));
+  }
+  const auto sentence = [&](const RingAttentionCall& call, int num_sms) {
+    auto plan = planned(call, 0, num_sms);
+    REQUIRE(!plan.ok());
+    CHECK(plan.status().code() == MK_ERROR_UNSUPPORTED);
+    return plan.status().sentence();
+  };
+  RingAttentionCall call = make_call(1000, MK_CAUSAL_NONE);
+  CHECK(sentence(call, 2).find("needs 3 CTAs") != std::string::npos);
+  call.num_sequences = 2;
+  CHECK(sentence(call, NUM_SMS).find("packed sequences are not built for GPUs of several nodes") !=
+        std::string::npos);
+  call.num_sequences = 0;
+  call.batch = 1 << 16;
+  CHECK(sentence(call, NUM_SMS).find("flags") != std::string::npos);
+  call = make_call(int64_t{1} << 27, MK_CAUSAL_NONE);
+  call.batch = 8000;
+  CHECK(sentence(call, NUM_SMS).find("use several calls") != std::string::npos);
+}
+
+TEST_CASE("there are flags and signals for the most panels and puts of gradients") {
+  RingAttentionCall call = make_call(65536, MK_CAUSAL_NONE);
+  call.batch = 60;
+  call.tuning.chunk_bytes = 1;
+  for (const Nodes& nodes : LAYOUTS) {
+    const Member member(call, nodes, 0);
+    CHECK(member.plan.network.num_signals() <= kSignalsPerBank - kEntrySignals);
+    CHECK(member.plan.network.num_flags() <= kFlagsPerBank);
+  }
+}
