@@ -318,7 +318,7 @@ TEST_CASE("CTAs of gradients between nodes, and arenas that serve smaller calls"
 
 TEST_CASE("there are flags and signals for the most panels and puts of gradients") {
   RingAttentionCall call = make_call(65536, MK_CAUSAL_NONE);
-  call.batch = 60;
+  call.batch = 1000;
   call.tuning.chunk_bytes = 1;
   for (const Nodes& nodes : LAYOUTS) {
     const Member member(call, nodes, 0);
