@@ -94,6 +94,7 @@ class GradientRank {
     params.routes = make_part_routes(topology_.view());
     params.num_push_ctas = kPushCtas;
     params.num_compute_ctas = kComputeCtas;
+    params.num_key_tiles = static_cast<int>(key_tiles_of(params).size());
     const int64_t num_rows = slices.rows(rank_.rank);
     keys_.assign(static_cast<size_t>(shape.kv_heads * num_rows * Config::HEAD_DIM + 1), 0);
     const ptx::EmulatedTensor tensor = {keys_.data(),
@@ -168,6 +169,7 @@ class GradientRank {
     const auto num_tiles = static_cast<int>(tiles.size());
     for (int number = cta; number < num_tiles; number += kComputeCtas) {
       const KeyTile tile = tiles.at(number);
+      if (warp == 0 && threadIdx.x % 32 == 0) atomicAdd(&params.comm.state->gather_ticket, 1u);
       if (tile.step == 0) {
         add_parts(launch, params, tile, warp);
         continue;

@@ -153,6 +153,7 @@ __device__ __forceinline__ void receive_puts(const RankLaunch& launch, const Net
     const int index = __shfl_sync(~0u, mine.first, waiting);
     bool goes_on = true;
     if (lane == 0) {
+      if (!arrivals.are_due()) patience.progressed();
       goes_on = patience.goes_on({DeviceRole::receive, Arrivals::OBJECT, arrivals.source(waiting),
                                   static_cast<uint64_t>(index), launch.epoch() - 1, launch.epoch()});
     }
@@ -166,6 +167,7 @@ struct KeyArrivals {
   static constexpr DeviceObject OBJECT = DeviceObject::chunk;
   const Params& params;
 
+  __device__ __forceinline__ bool are_due() const { return true; }
   __device__ __forceinline__ int num_sources() const { return params.comm.order.num_relayed; }
   __device__ __forceinline__ int source(int i) const { return params.comm.order.relayed[i]; }
   __device__ __forceinline__ KeyPut put(int source, int index) const {

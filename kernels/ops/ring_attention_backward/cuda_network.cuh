@@ -30,6 +30,13 @@ __device__ __forceinline__ int first_part_count(const NetworkParams& params) {
 
 // --------------------------------------------------------------- the network
 
+// Is it time for parts? Not while this rank has tiles to hand out, for then the others may have, too, and dQ
+// takes as long as it takes.
+__device__ __forceinline__ bool parts_are_due(const NetworkParams& params) {
+  return ptx::ld_relaxed_gpu(&params.comm.state->gather_ticket) >=
+         static_cast<uint32_t>(params.num_query_tiles + params.num_key_tiles);
+}
+
 // A lane's next put of parts.
 class PartSender {
  public:
@@ -123,6 +130,7 @@ __device__ inline void send_parts(const RankLaunch& launch, const NetworkLaunch&
     const int peer = __shfl_sync(~0u, is_pending ? mine.parts().source : 0, waiting);
     bool goes_on = true;
     if (lane == 0) {
+      if (!parts_are_due(params)) patience.progressed();
       goes_on = patience.goes_on({DeviceRole::send, DeviceObject::partial, peer, static_cast<uint64_t>(flag),
                                   launch.epoch() - 1, launch.epoch()});
     }
@@ -135,6 +143,7 @@ struct PartArrivals {
   static constexpr DeviceObject OBJECT = DeviceObject::partial;
   const NetworkParams& params;
 
+  __device__ __forceinline__ bool are_due() const { return parts_are_due(params); }
   __device__ __forceinline__ int num_sources() const {
     return params.comm.nranks - params.comm.order.num_local;
   }
