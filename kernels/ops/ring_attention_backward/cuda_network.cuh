@@ -37,11 +37,13 @@ __device__ __forceinline__ bool parts_are_due(const NetworkParams& params) {
          static_cast<uint32_t>(params.num_query_tiles + params.num_key_tiles);
 }
 
-// A lane's next put of parts.
+// A lane's next put of parts: of relayed parts `lane`, lane + 32, ... those that there are.
 class PartSender {
  public:
   __device__ PartSender(const RankLaunch& launch, const NetworkParams& params, int lane)
-      : launch_(launch), params_(params), relayed_(lane) {}
+      : launch_(launch), params_(params), relayed_(lane) {
+    skip_missing();
+  }
 
   __device__ bool is_pending() const {
     return relayed_ < num_relayed_parts(params_.comm.order) && params_.panels.num_puts() > 0;
@@ -50,11 +52,7 @@ class PartSender {
   __device__ RelayedParts parts() const {
     return relayed_parts(params_.comm.order, params_.routes, params_.comm.nranks, relayed_);
   }
-  __device__ ring_attention::KeyPut put() const { return params_.panels.put(parts().owner, index_); }
-  __device__ bool has_parts() const {
-    const RelayedParts of = parts();
-    return params_.panels.has_parts(put(), of.owner, of.source);
-  }
+  __device__ KeyPut put() const { return params_.panels.put(parts().owner, index_); }
   // Are all of them here? A flag once seen is not looked at again.
   __device__ bool is_whole() {
     const KeyPut of = put();
@@ -74,13 +72,21 @@ class PartSender {
   }
   __device__ int index() const { return index_; }
   __device__ void advance() {
+    step();
+    skip_missing();
+  }
+
+ private:
+  __device__ void step() {
     num_seen_ = 0;
     if (++index_ < params_.panels.num_puts()) return;
     index_ = 0;
     relayed_ += 32;
   }
+  __device__ void skip_missing() {
+    while (is_pending() && !params_.panels.has_parts(put(), parts().owner, parts().source)) step();
+  }
 
- private:
   const RankLaunch& launch_;
   const NetworkParams& params_;
   int relayed_;
@@ -98,16 +104,14 @@ __device__ inline void send_parts(const RankLaunch& launch, const NetworkLaunch&
   Patience patience(launch, params.comm, NETWORK_POLL_PAUSE_NS);
   while (__any_sync(~0u, mine.is_pending())) {
     const bool is_pending = mine.is_pending();
-    const bool has_parts = is_pending && mine.has_parts();
-    const bool is_due = is_pending && (!has_parts || mine.is_whole());
+    const bool is_due = is_pending && mine.is_whole();
     __syncwarp();
     if (__any_sync(~0u, is_due)) {
       int owner = 0;
       uint64_t source = 0, target = 0;
       uint32_t num_bytes = 0;
       int signal = 0;
-      const bool has_put = is_due && has_parts;
-      if (has_put) {
+      if (is_due) {
         ptx::fence_acq_rel_sys();  // behind the flags, before the network reads what they stand for
         const RelayedParts parts = mine.parts();
         const KeyPut put = mine.put();
@@ -120,7 +124,7 @@ __device__ inline void send_parts(const RankLaunch& launch, const NetworkLaunch&
         signal = panels.part_signal(parts.source, mine.index());
       }
       __syncwarp();
-      if (!network.put(has_put, owner, source, target, num_bytes, signal, DeviceRole::send)) return;
+      if (!network.put(is_due, owner, source, target, num_bytes, signal, DeviceRole::send)) return;
       if (is_due) mine.advance();
       patience.progressed();
       continue;
