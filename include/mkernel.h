@@ -429,9 +429,8 @@ MK_API mk_status_t mk_mem_deregister(mk_comm_t comm, mk_memory_t memory);
  *   shapes; outputs are undefined, the communicator stays usable but for CUDA between nodes), _TIMEOUT, _REMOTE,
  *   _ABORTED, _NETWORK.
  *
- * On CUDA with ranks on several nodes there are mk_allgather_gemm in mode FORWARD, mk_gemm_reduce_scatter,
- *   mk_gemm_allreduce (not MK_ALGORITHM_ONE_SHOT), mk_moe_dispatch_gemm and mk_ring_attention, from 3 CTAs a rank on;
- *   the functions of every other operator, and of mode WGRAD, answer MK_ERROR_UNSUPPORTED there. So do GEMM calls of
+ * On CUDA with ranks on several nodes every operator needs 3 CTAs a rank or more (mk_moe_gemm_combine 4). Mode WGRAD of
+ *   mk_allgather_gemm and MK_ALGORITHM_ONE_SHOT of mk_gemm_allreduce answer MK_ERROR_UNSUPPORTED there. So do GEMM calls of
  *   several ranks on CUDA whose m, n or k is above 1 073 709 055, or which would need more flags or signals of transfer
  *   than a launch has: use several calls.
  *
