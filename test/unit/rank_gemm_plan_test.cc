@@ -479,7 +479,7 @@ TEST_CASE("between nodes an all-reduce's owners take turns, block by block of wh
       CHECK(large.network.finished.group_rows == first.network.finished.group_rows);
       CHECK(large.network.finished.chunk_tiles == first.network.finished.chunk_tiles);
       const int block = large.network_tiles.near.block_rows * large.network_tiles.near.block_columns;
-      CHECK((block >= NUM_SMS / 4 && block <= NUM_SMS));
+      if (large.network.max_local > 1) CHECK((block >= NUM_SMS / 4 && block <= NUM_SMS));
       const int64_t put_bytes = large.network.finished.chunk_tiles * large.network.finished_tile_bytes;
       CHECK((put_bytes >= 256 << 10 && put_bytes <= 1 << 20));
     }
@@ -508,7 +508,7 @@ TEST_CASE("between nodes every CTA has about as many of its rank's own tiles") {
           most = std::max(most, had);
         }
         INFO(nranks << " ranks, m " << m << ", " << num_workers << " CTAs: " << most << " of " << own_tiles);
-        CHECK(most <= 2 + static_cast<int>(1.2 * own_tiles / num_workers));
+        CHECK(most <= 2 + static_cast<int>(1.35 * own_tiles / num_workers));
       }
     }
   }
