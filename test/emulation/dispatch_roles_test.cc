@@ -20,6 +20,7 @@
 namespace mk {
 
 struct EmulatedConfig {
+  static constexpr int BLOCK_M = 128;
   static constexpr int NUM_THREADS = 96;  // two push warps and the one that signals; the network's three
 };
 template <>
