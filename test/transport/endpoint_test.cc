@@ -248,14 +248,24 @@ TEST_CASE("regions in a GPU's memory pass over backends that cannot write there"
 TEST_CASE("what the network has written is flushed before its signals are seen", "[transport]") {
   const bool fails = GENERATE(false, true);
   CHECK(run_ranks(RankKind::threads, {"loopback", "0"}, kTwoNodes, [&](Rank& rank) -> std::string {
-          std::atomic<uint64_t> flushes{0}, early{0};
+          // Signals that arrive together are flushed together: first a flush, then they rise, then the event.
+          std::atomic<uint64_t> flushes{0}, flushes_of_event{0}, signals_of_event{0}, early{0};
+          std::atomic<Endpoint*> endpoint{nullptr};
           EndpointOptions options;
           options.flush_writes = [&]() -> Status {
-            if (rank.endpoint && rank.endpoint->signal(7) > flushes) ++early;
+            if (endpoint.load()->signal(7) != signals_of_event) ++early;
             ++flushes;
             return fails ? Status(MK_ERROR_CUDA, "no flush today") : Status();
           };
+          rank.on_event_hook = [&] {
+            if (endpoint.load() == nullptr) return;
+            const uint64_t signals = endpoint.load()->signal(7);
+            if (signals != signals_of_event && flushes == flushes_of_event) ++early;
+            signals_of_event = signals;
+            flushes_of_event = flushes.load();
+          };
           MK_EXPECT_OK(rank.connect(std::move(options)));
+          endpoint = rank.endpoint.get();
           MK_EXPECT(rank.barrier());
           for (int n = 0; n < 5 && rank.rank == 0; ++n) MK_EXPECT(rank.post(make_signal(1, 7)));
           if (fails && rank.rank == 1) {
