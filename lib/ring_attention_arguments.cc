@@ -5,7 +5,6 @@
 
 #include "../kernels/ops/ring_attention/schedule.h"
 #include "argument_checks.h"
-#include "struct_size.h"
 
 namespace mk {
 namespace {
@@ -73,7 +72,7 @@ Status check_modes(const RingAttentionCall& call) {
 // The fields that the argument structs have in common.
 template <class Arguments>
 Result<RingAttentionCall> read_common(mk_operator_t op, const Arguments* from, Arguments& args) {
-  MK_RETURN_IF_ERROR(read_struct(from, sizeof(Arguments), "args", args));
+  MK_RETURN_IF_ERROR(read_struct_of(op, from, sizeof(Arguments), "args", args));
   RingAttentionCall call;
   call.op = op;
   call.batch = args.batch;
@@ -132,7 +131,7 @@ Result<RingAttentionCall> to_call(const mk_ring_attention_backward_args_t* from)
 
 Result<RingAttentionCall> to_call(mk_operator_t op, const mk_ring_attention_maxima_t* from) {
   mk_ring_attention_maxima_t maxima;
-  MK_RETURN_IF_ERROR(read_struct(from, sizeof(mk_ring_attention_maxima_t), "maxima", maxima));
+  MK_RETURN_IF_ERROR(read_struct_of(op, from, sizeof(mk_ring_attention_maxima_t), "maxima", maxima));
   RingAttentionCall call;
   call.op = op;
   call.batch = maxima.batch;

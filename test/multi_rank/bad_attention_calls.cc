@@ -6,29 +6,10 @@
 #include <limits>
 #include <type_traits>
 
-#include "test/multi_rank/bad_arguments.h"
+#include "test/multi_rank/bad_call_builder.h"
 
 namespace mk::test {
 namespace {
-
-struct Forward {
-  using Args = mk_ring_attention_args_t;
-  static constexpr Args kInit = MK_RING_ATTENTION_ARGS_INIT;
-  static constexpr const char* kName = "mk_ring_attention";
-  static constexpr auto kPrepare = mk_ring_attention_prepare;
-  static constexpr auto kWorkspaceBytes = mk_ring_attention_workspace_bytes;
-  static constexpr auto kPlan = mk_ring_attention_plan;
-  static constexpr auto kLaunch = mk_ring_attention;
-};
-struct Backward {
-  using Args = mk_ring_attention_backward_args_t;
-  static constexpr Args kInit = MK_RING_ATTENTION_BACKWARD_ARGS_INIT;
-  static constexpr const char* kName = "mk_ring_attention_backward";
-  static constexpr auto kPrepare = mk_ring_attention_backward_prepare;
-  static constexpr auto kWorkspaceBytes = mk_ring_attention_backward_workspace_bytes;
-  static constexpr auto kPlan = mk_ring_attention_backward_plan;
-  static constexpr auto kLaunch = mk_ring_attention_backward;
-};
 
 // Large enough for every tensor of the good call: batch 1, seq 20 (rows on each of up to 5 ranks), heads 4,
 // kv_heads 2, dim 16.
@@ -40,11 +21,6 @@ struct Operands {
 };
 Operands operands;
 
-template <class T>
-T* shifted(T* pointer, uintptr_t bytes) {
-  return reinterpret_cast<T*>(reinterpret_cast<uintptr_t>(pointer) + bytes);
-}
-
 constexpr auto kInvalid = MK_ERROR_INVALID_ARGUMENT;
 constexpr auto kUnsupported = MK_ERROR_UNSUPPORTED;
 constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
@@ -55,76 +31,60 @@ void set_sizes(Value& value) {
   value.heads = 4, value.kv_heads = 2, value.dim = 16;
 }
 
-template <class Op>
-class Builder {
- public:
-  using Args = typename Op::Args;
+// What both directions have.
+template <class OpArgs>
+OpArgs filled(OpArgs args) {
+  set_sizes(args);
+  args.q = operands.q.data(), args.k = operands.k.data(), args.v = operands.v.data();
+  args.o = operands.o.data();
+  args.lse = operands.lse.data();
+  return args;
+}
+template <class OpArgs>
+void pack(OpArgs& args) {
+  args.num_sequences = 3;
+  args.cu_seqlens = operands.cu_seqlens.data();
+}
 
-  static Args good_args() {
-    Args args = Op::kInit;
-    set_sizes(args);
-    args.q = operands.q.data(), args.k = operands.k.data(), args.v = operands.v.data();
-    args.o = operands.o.data();
-    args.lse = operands.lse.data();
-    if constexpr (std::is_same_v<Op, Backward>) {
-      args.d_o = operands.d_o.data();
-      args.dq = operands.dq.data(), args.dk = operands.dk.data(), args.dv = operands.dv.data();
-    }
-    return args;
-  }
-  static mk_ring_attention_maxima_t good_maxima() {
-    mk_ring_attention_maxima_t maxima = MK_RING_ATTENTION_MAXIMA_INIT;
+struct Attention {
+  using Maxima = mk_ring_attention_maxima_t;
+  static Maxima good_maxima() {
+    Maxima maxima = MK_RING_ATTENTION_MAXIMA_INIT;
     set_sizes(maxima);
     return maxima;
   }
-  static void pack(Args& args) {
-    args.num_sequences = 3;
-    args.cu_seqlens = operands.cu_seqlens.data();
+};
+struct Forward : Attention {
+  using Args = mk_ring_attention_args_t;
+  static constexpr const char* kName = "mk_ring_attention";
+  static constexpr auto kPrepare = mk_ring_attention_prepare;
+  static constexpr auto kWorkspaceBytes = mk_ring_attention_workspace_bytes;
+  static constexpr auto kPlan = mk_ring_attention_plan;
+  static constexpr auto kLaunch = mk_ring_attention;
+  static Args good() { return filled<Args>(MK_RING_ATTENTION_ARGS_INIT); }
+};
+struct Backward : Attention {
+  using Args = mk_ring_attention_backward_args_t;
+  static constexpr const char* kName = "mk_ring_attention_backward";
+  static constexpr auto kPrepare = mk_ring_attention_backward_prepare;
+  static constexpr auto kWorkspaceBytes = mk_ring_attention_backward_workspace_bytes;
+  static constexpr auto kPlan = mk_ring_attention_backward_plan;
+  static constexpr auto kLaunch = mk_ring_attention_backward;
+  static Args good() {
+    Args args = filled<Args>(MK_RING_ATTENTION_BACKWARD_ARGS_INIT);
+    args.d_o = operands.d_o.data();
+    args.dq = operands.dq.data(), args.dk = operands.dk.data(), args.dv = operands.dv.data();
+    return args;
   }
+};
 
-  // One bad field of the arguments: the launch refuses it, and so does the plan unless it is about a buffer.
-  template <class Change>
-  void launch(const char* name, mk_status_t expected, std::vector<std::string> says, Change change) {
-    calls.push_back({std::string(Op::kName) + ": " + name, expected, std::move(says), [change](mk_comm_t comm) {
-                       Args args = good_args();
-                       change(args);
-                       return Op::kLaunch(comm, &args, nullptr);
-                     }});
-  }
-  template <class Change>
-  void plan(const char* name, mk_status_t expected, std::vector<std::string> says, Change change) {
-    launch(name, expected, says, change);
-    calls.push_back(
-        {std::string(Op::kName) + "_plan: " + name, expected, std::move(says), [change](mk_comm_t comm) {
-           Args args = good_args();
-           change(args);
-           mk_plan_t plan = MK_PLAN_INIT;
-           return Op::kPlan(comm, &args, &plan);
-         }});
-  }
-  // One bad field that arguments and maxima both have: all four functions refuse it.
-  template <class Change>
-  void any(const char* name, mk_status_t expected, std::vector<std::string> says, Change change) {
-    plan(name, expected, says, change);
-    maxima(name, expected, std::move(says), change);
-  }
-  template <class Change>
-  void maxima(const char* name, mk_status_t expected, std::vector<std::string> says, Change change) {
-    calls.push_back({std::string(Op::kName) + "_prepare: " + name, expected, says, [change](mk_comm_t comm) {
-                       mk_ring_attention_maxima_t changed = good_maxima();
-                       change(changed);
-                       return Op::kPrepare(comm, &changed);
-                     }});
-    calls.push_back({std::string(Op::kName) + "_workspace_bytes: " + name, expected, std::move(says),
-                     [change](mk_comm_t comm) {
-                       mk_ring_attention_maxima_t changed = good_maxima();
-                       change(changed);
-                       size_t bytes = 0;
-                       return Op::kWorkspaceBytes(comm, &changed, &bytes);
-                     }});
-  }
+template <class Op>
+class Builder : public BadCallBuilder<Op> {
+ public:
+  using Args = typename Op::Args;
+  using BadCallBuilder<Op>::launch, BadCallBuilder<Op>::plan, BadCallBuilder<Op>::maxima;
+  using BadCallBuilder<Op>::any, BadCallBuilder<Op>::tuned;
 
-  void pointers();
   void sizes();
   void modes();
   void tuning();
@@ -133,43 +93,7 @@ class Builder {
   void buffer(const char* name, const void* Args::*field);
   void buffer(const char* name, void* Args::*field);
   void overlaps();
-
-  std::vector<BadCall> calls;
 };
-
-template <class Op>
-void Builder<Op>::pointers() {
-  const std::string name = Op::kName;
-  calls.push_back({name + "(args NULL)", kInvalid, {"args", "NULL"}, [](mk_comm_t comm) {
-                     return Op::kLaunch(comm, nullptr, nullptr);
-                   }});
-  calls.push_back({name + "_plan(args NULL)", kInvalid, {"args", "NULL"}, [](mk_comm_t comm) {
-                     mk_plan_t plan = MK_PLAN_INIT;
-                     return Op::kPlan(comm, nullptr, &plan);
-                   }});
-  calls.push_back({name + "_plan(plan NULL)", kInvalid, {"plan", "NULL"}, [](mk_comm_t comm) {
-                     const Args args = good_args();
-                     return Op::kPlan(comm, &args, nullptr);
-                   }});
-  calls.push_back({name + "_prepare(maxima NULL)", kInvalid, {"maxima", "NULL"}, [](mk_comm_t comm) {
-                     return Op::kPrepare(comm, nullptr);
-                   }});
-  calls.push_back({name + "_workspace_bytes(maxima NULL)", kInvalid, {"maxima", "NULL"}, [](mk_comm_t comm) {
-                     size_t bytes = 0;
-                     return Op::kWorkspaceBytes(comm, nullptr, &bytes);
-                   }});
-  calls.push_back({name + "_workspace_bytes(bytes NULL)", kInvalid, {"bytes", "NULL"}, [](mk_comm_t comm) {
-                     const mk_ring_attention_maxima_t maxima = good_maxima();
-                     return Op::kWorkspaceBytes(comm, &maxima, nullptr);
-                   }});
-  calls.push_back({name + "(stream)", kInvalid, {"stream", "NULL", "0x40"}, [](mk_comm_t comm) {
-                     const Args args = good_args();
-                     return Op::kLaunch(comm, &args, reinterpret_cast<mk_stream_t>(0x40));
-                   }});
-  const auto size = [](size_t bytes) { return [bytes](auto& value) { value.struct_size = bytes; }; };
-  any("struct_size 0", kInvalid, {"struct_size", "saw 0", "_INIT"}, size(0));
-  any("struct_size 16", kInvalid, {"struct_size", "saw 16", "expected"}, size(16));
-}
 
 template <class Op>
 void Builder<Op>::sizes() {
@@ -219,21 +143,12 @@ void Builder<Op>::modes() {
 
 template <class Op>
 void Builder<Op>::tuning() {
-  const auto tuned = [this](const char* name, std::vector<std::string> says,
-                            const std::function<void(mk_tuning_t&)>& change) {
-    any(name, kInvalid, std::move(says), [change](auto& value) {
-      static thread_local mk_tuning_t tuning;
-      tuning = MK_TUNING_INIT;
-      change(tuning);
-      value.tuning = &tuning;
-    });
-  };
-  tuned("tuning.struct_size", {"tuning.struct_size", "saw 3"}, [](auto& t) { t.struct_size = 3; });
-  tuned("tuning.algorithm", {"tuning.algorithm", "9"},
+  tuned("tuning.struct_size", kInvalid, {"tuning.struct_size", "saw 3"}, [](auto& t) { t.struct_size = 3; });
+  tuned("tuning.algorithm", kInvalid, {"tuning.algorithm", "9"},
         [](auto& t) { t.algorithm = static_cast<mk_algorithm_t>(9); });
-  tuned("tuning.compute_ctas", {"tuning.compute_ctas", "-1"}, [](auto& t) { t.compute_ctas = -1; });
-  tuned("tuning.tile_m", {"tuning.tile_m", "100000"}, [](auto& t) { t.tile_m = 100000; });
-  tuned("tuning.chunk_bytes", {"tuning.chunk_bytes", "-1"}, [](auto& t) { t.chunk_bytes = -1; });
+  tuned("tuning.compute_ctas", kInvalid, {"tuning.compute_ctas", "-1"}, [](auto& t) { t.compute_ctas = -1; });
+  tuned("tuning.tile_m", kInvalid, {"tuning.tile_m", "100000"}, [](auto& t) { t.tile_m = 100000; });
+  tuned("tuning.chunk_bytes", kInvalid, {"tuning.chunk_bytes", "-1"}, [](auto& t) { t.chunk_bytes = -1; });
 }
 
 template <class Op>
@@ -333,6 +248,7 @@ template <class Op>
 std::vector<BadCall> calls_of() {
   Builder<Op> builder;
   builder.pointers();
+  builder.stream();
   builder.sizes();
   builder.modes();
   builder.tuning();

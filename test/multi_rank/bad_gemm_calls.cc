@@ -6,38 +6,10 @@
 #include <limits>
 #include <type_traits>
 
-#include "test/multi_rank/bad_arguments.h"
+#include "test/multi_rank/bad_call_builder.h"
 
 namespace mk::test {
 namespace {
-
-struct AllgatherGemm {
-  using Args = mk_allgather_gemm_args_t;
-  static constexpr Args kInit = MK_ALLGATHER_GEMM_ARGS_INIT;
-  static constexpr const char* kName = "mk_allgather_gemm";
-  static constexpr auto kPrepare = mk_allgather_gemm_prepare;
-  static constexpr auto kWorkspaceBytes = mk_allgather_gemm_workspace_bytes;
-  static constexpr auto kPlan = mk_allgather_gemm_plan;
-  static constexpr auto kLaunch = mk_allgather_gemm;
-};
-struct GemmReduceScatter {
-  using Args = mk_gemm_reduce_scatter_args_t;
-  static constexpr Args kInit = MK_GEMM_REDUCE_SCATTER_ARGS_INIT;
-  static constexpr const char* kName = "mk_gemm_reduce_scatter";
-  static constexpr auto kPrepare = mk_gemm_reduce_scatter_prepare;
-  static constexpr auto kWorkspaceBytes = mk_gemm_reduce_scatter_workspace_bytes;
-  static constexpr auto kPlan = mk_gemm_reduce_scatter_plan;
-  static constexpr auto kLaunch = mk_gemm_reduce_scatter;
-};
-struct GemmAllreduce {
-  using Args = mk_gemm_allreduce_args_t;
-  static constexpr Args kInit = MK_GEMM_ALLREDUCE_ARGS_INIT;
-  static constexpr const char* kName = "mk_gemm_allreduce";
-  static constexpr auto kPrepare = mk_gemm_allreduce_prepare;
-  static constexpr auto kWorkspaceBytes = mk_gemm_allreduce_workspace_bytes;
-  static constexpr auto kPlan = mk_gemm_allreduce_plan;
-  static constexpr auto kLaunch = mk_gemm_allreduce;
-};
 
 // Large enough for every matrix of the good call: m 32, n 16, k 24.
 struct Operands {
@@ -49,79 +21,64 @@ struct Operands {
 };
 Operands operands;
 
-template <class T>
-T* shifted(T* pointer, ptrdiff_t bytes) {
-  return reinterpret_cast<T*>(reinterpret_cast<uintptr_t>(pointer) + static_cast<uintptr_t>(bytes));
-}
-
 constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
 constexpr auto kInvalid = MK_ERROR_INVALID_ARGUMENT;
 constexpr auto kUnsupported = MK_ERROR_UNSUPPORTED;
 
-template <class Op>
-class Builder {
- public:
-  using Args = typename Op::Args;
+// Inputs, sizes and outputs that all three have.
+template <class OpArgs>
+OpArgs filled(OpArgs args) {
+  args.m = 32, args.n = 16, args.k = 24;
+  args.out_dtype = MK_DTYPE_FP32;
+  args.a = operands.a.data(), args.lda = 24;
+  args.b = operands.b.data(), args.ldb = 16;
+  args.c = operands.c.data(), args.ldc = 16;
+  return args;
+}
 
-  static Args good_args() {
-    Args args = Op::kInit;
-    args.m = 32, args.n = 16, args.k = 24;
-    args.out_dtype = MK_DTYPE_FP32;
-    args.a = operands.a.data(), args.lda = 24;
-    args.b = operands.b.data(), args.ldb = 16;
-    args.c = operands.c.data(), args.ldc = 16;
-    return args;
-  }
-  static mk_gemm_maxima_t good_maxima() {
-    mk_gemm_maxima_t maxima = MK_GEMM_MAXIMA_INIT;
+struct Gemm {
+  using Maxima = mk_gemm_maxima_t;
+  static Maxima good_maxima() {
+    Maxima maxima = MK_GEMM_MAXIMA_INIT;
     maxima.m = 32, maxima.n = 16, maxima.k = 24;
     return maxima;
   }
+};
+struct AllgatherGemm : Gemm {
+  using Args = mk_allgather_gemm_args_t;
+  static constexpr const char* kName = "mk_allgather_gemm";
+  static constexpr auto kPrepare = mk_allgather_gemm_prepare;
+  static constexpr auto kWorkspaceBytes = mk_allgather_gemm_workspace_bytes;
+  static constexpr auto kPlan = mk_allgather_gemm_plan;
+  static constexpr auto kLaunch = mk_allgather_gemm;
+  static Args good() { return filled<Args>(MK_ALLGATHER_GEMM_ARGS_INIT); }
+};
+struct GemmReduceScatter : Gemm {
+  using Args = mk_gemm_reduce_scatter_args_t;
+  static constexpr const char* kName = "mk_gemm_reduce_scatter";
+  static constexpr auto kPrepare = mk_gemm_reduce_scatter_prepare;
+  static constexpr auto kWorkspaceBytes = mk_gemm_reduce_scatter_workspace_bytes;
+  static constexpr auto kPlan = mk_gemm_reduce_scatter_plan;
+  static constexpr auto kLaunch = mk_gemm_reduce_scatter;
+  static Args good() { return filled<Args>(MK_GEMM_REDUCE_SCATTER_ARGS_INIT); }
+};
+struct GemmAllreduce : Gemm {
+  using Args = mk_gemm_allreduce_args_t;
+  static constexpr const char* kName = "mk_gemm_allreduce";
+  static constexpr auto kPrepare = mk_gemm_allreduce_prepare;
+  static constexpr auto kWorkspaceBytes = mk_gemm_allreduce_workspace_bytes;
+  static constexpr auto kPlan = mk_gemm_allreduce_plan;
+  static constexpr auto kLaunch = mk_gemm_allreduce;
+  static Args good() { return filled<Args>(MK_GEMM_ALLREDUCE_ARGS_INIT); }
+};
 
-  // One bad field of the arguments: the launch refuses it, and so does the plan unless it is about a buffer.
-  template <class Change>
-  void launch(const char* name, mk_status_t expected, std::vector<std::string> says, Change change) {
-    const std::string label = std::string(Op::kName) + ": " + name;
-    calls.push_back({label, expected, std::move(says), [change](mk_comm_t comm) {
-                       Args args = good_args();
-                       change(args);
-                       return Op::kLaunch(comm, &args, nullptr);
-                     }});
-  }
-  template <class Change>
-  void plan(const char* name, mk_status_t expected, std::vector<std::string> says, Change change) {
-    launch(name, expected, says, change);
-    calls.push_back(
-        {std::string(Op::kName) + "_plan: " + name, expected, std::move(says), [change](mk_comm_t comm) {
-           Args args = good_args();
-           change(args);
-           mk_plan_t plan = MK_PLAN_INIT;
-           return Op::kPlan(comm, &args, &plan);
-         }});
-  }
-  // One bad field that arguments and maxima both have: all four functions refuse it.
-  template <class Change>
-  void any(const char* name, mk_status_t expected, std::vector<std::string> says, Change change) {
-    plan(name, expected, says, change);
-    maxima(name, expected, std::move(says), change);
-  }
-  template <class Change>
-  void maxima(const char* name, mk_status_t expected, std::vector<std::string> says, Change change) {
-    calls.push_back({std::string(Op::kName) + "_prepare: " + name, expected, says, [change](mk_comm_t comm) {
-                       mk_gemm_maxima_t changed = good_maxima();
-                       change(changed);
-                       return Op::kPrepare(comm, &changed);
-                     }});
-    calls.push_back({std::string(Op::kName) + "_workspace_bytes: " + name, expected, std::move(says),
-                     [change](mk_comm_t comm) {
-                       mk_gemm_maxima_t changed = good_maxima();
-                       change(changed);
-                       size_t bytes = 0;
-                       return Op::kWorkspaceBytes(comm, &changed, &bytes);
-                     }});
-  }
+template <class Op>
+class Builder : public BadCallBuilder<Op> {
+ public:
+  using Args = typename Op::Args;
+  using BadCallBuilder<Op>::launch, BadCallBuilder<Op>::plan, BadCallBuilder<Op>::maxima;
+  using BadCallBuilder<Op>::any, BadCallBuilder<Op>::tuned;
 
-  void pointers();
   void sizes();
   void types();
   void tuning();
@@ -129,43 +86,7 @@ class Builder {
   void overlaps();
   void gather_only();
   void wgrad();
-
-  std::vector<BadCall> calls;
 };
-
-template <class Op>
-void Builder<Op>::pointers() {
-  const std::string name = Op::kName;
-  calls.push_back({name + "(args NULL)", kInvalid, {name + ": args", "NULL"}, [](mk_comm_t comm) {
-                     return Op::kLaunch(comm, nullptr, nullptr);
-                   }});
-  calls.push_back({name + "_plan(args NULL)", kInvalid, {"args", "NULL"}, [](mk_comm_t comm) {
-                     mk_plan_t plan = MK_PLAN_INIT;
-                     return Op::kPlan(comm, nullptr, &plan);
-                   }});
-  calls.push_back({name + "_plan(plan NULL)", kInvalid, {"plan", "NULL"}, [](mk_comm_t comm) {
-                     const Args args = good_args();
-                     return Op::kPlan(comm, &args, nullptr);
-                   }});
-  calls.push_back({name + "_prepare(maxima NULL)", kInvalid, {"maxima", "NULL"}, [](mk_comm_t comm) {
-                     return Op::kPrepare(comm, nullptr);
-                   }});
-  calls.push_back({name + "_workspace_bytes(maxima NULL)", kInvalid, {"maxima", "NULL"}, [](mk_comm_t comm) {
-                     size_t bytes = 0;
-                     return Op::kWorkspaceBytes(comm, nullptr, &bytes);
-                   }});
-  calls.push_back({name + "_workspace_bytes(bytes NULL)", kInvalid, {"bytes", "NULL"}, [](mk_comm_t comm) {
-                     const mk_gemm_maxima_t maxima = good_maxima();
-                     return Op::kWorkspaceBytes(comm, &maxima, nullptr);
-                   }});
-  calls.push_back({name + "(stream)", kInvalid, {"stream", "NULL", "0x40"}, [](mk_comm_t comm) {
-                     const Args args = good_args();
-                     return Op::kLaunch(comm, &args, reinterpret_cast<mk_stream_t>(0x40));
-                   }});
-  const auto size = [](size_t bytes) { return [bytes](auto& value) { value.struct_size = bytes; }; };
-  any("struct_size 0", kInvalid, {name + ": ", "struct_size", "saw 0", "_INIT"}, size(0));
-  any("struct_size 16", kInvalid, {name + ": ", "struct_size", "saw 16", "expected"}, size(16));
-}
 
 template <class Op>
 void Builder<Op>::sizes() {
@@ -217,15 +138,6 @@ void Builder<Op>::types() {
 
 template <class Op>
 void Builder<Op>::tuning() {
-  const auto tuned = [this](const char* name, mk_status_t expected, std::vector<std::string> says,
-                            const std::function<void(mk_tuning_t&)>& change) {
-    any(name, expected, std::move(says), [change](auto& value) {
-      static thread_local mk_tuning_t tuning;
-      tuning = MK_TUNING_INIT;
-      change(tuning);
-      value.tuning = &tuning;
-    });
-  };
   tuned("tuning.struct_size", kInvalid, {"tuning.struct_size", "saw 3"}, [](auto& t) { t.struct_size = 3; });
   tuned("tuning.algorithm", kInvalid, {"tuning.algorithm", "9"},
         [](auto& t) { t.algorithm = static_cast<mk_algorithm_t>(9); });
@@ -350,6 +262,7 @@ template <class Op>
 std::vector<BadCall> calls_of() {
   Builder<Op> builder;
   builder.pointers();
+  builder.stream();
   builder.sizes();
   builder.types();
   builder.tuning();

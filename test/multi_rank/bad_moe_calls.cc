@@ -6,7 +6,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "test/multi_rank/bad_arguments.h"
+#include "test/multi_rank/bad_call_builder.h"
 
 namespace mk::test {
 namespace {
@@ -25,11 +25,6 @@ Operands operands;
 
 mk_moe_routing_t* record() { return reinterpret_cast<mk_moe_routing_t*>(operands.routing.data()); }
 
-template <class T>
-T* shifted(T* pointer, ptrdiff_t bytes) {
-  return reinterpret_cast<T*>(reinterpret_cast<uintptr_t>(pointer) + static_cast<uintptr_t>(bytes));
-}
-
 constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
 constexpr auto kInvalid = MK_ERROR_INVALID_ARGUMENT;
 constexpr auto kUnsupported = MK_ERROR_UNSUPPORTED;
@@ -39,7 +34,15 @@ void set_sizes(Args& args) {
   args.tokens = 4, args.hidden = 16, args.inter = 8, args.experts = 30, args.topk = 2;
 }
 
-struct Dispatch {
+struct Moe {
+  using Maxima = mk_moe_maxima_t;
+  static Maxima good_maxima() {
+    Maxima maxima = MK_MOE_MAXIMA_INIT;
+    set_sizes(maxima);
+    return maxima;
+  }
+};
+struct Dispatch : Moe {
   using Args = mk_moe_dispatch_gemm_args_t;
   static constexpr const char* kName = "mk_moe_dispatch_gemm";
   static constexpr auto kPrepare = mk_moe_dispatch_gemm_prepare;
@@ -61,7 +64,7 @@ struct Dispatch {
     return args;
   }
 };
-struct Combine {
+struct Combine : Moe {
   using Args = mk_moe_gemm_combine_args_t;
   static constexpr const char* kName = "mk_moe_gemm_combine";
   static constexpr auto kPrepare = mk_moe_gemm_combine_prepare;
@@ -82,88 +85,18 @@ struct Combine {
 };
 
 template <class Op>
-class Builder {
+class Builder : public BadCallBuilder<Op> {
  public:
   using Args = typename Op::Args;
+  using BadCallBuilder<Op>::launch, BadCallBuilder<Op>::plan, BadCallBuilder<Op>::maxima;
+  using BadCallBuilder<Op>::any, BadCallBuilder<Op>::tuned;
 
-  // One bad field of the arguments: the launch refuses it, and so does the plan unless it is about a buffer.
-  template <class Change>
-  void launch(const char* name, mk_status_t expected, std::vector<std::string> says, Change change) {
-    says.push_back(Op::kName);
-    calls.push_back({std::string(Op::kName) + ": " + name, expected, std::move(says), [change](mk_comm_t comm) {
-                       Args args = Op::good();
-                       change(args);
-                       return Op::kLaunch(comm, &args, nullptr);
-                     }});
-  }
-  template <class Change>
-  void plan(const char* name, mk_status_t expected, std::vector<std::string> says, Change change) {
-    launch(name, expected, says, change);
-    calls.push_back(
-        {std::string(Op::kName) + "_plan: " + name, expected, std::move(says), [change](mk_comm_t comm) {
-           Args args = Op::good();
-           change(args);
-           mk_plan_t plan = MK_PLAN_INIT;
-           return Op::kPlan(comm, &args, &plan);
-         }});
-  }
-  // One bad field that arguments and maxima both have: all four functions refuse it.
-  template <class Change>
-  void any(const char* name, mk_status_t expected, std::vector<std::string> says, Change change) {
-    plan(name, expected, says, change);
-    maxima(name, expected, std::move(says), change);
-  }
-  template <class Change>
-  void maxima(const char* name, mk_status_t expected, std::vector<std::string> says, Change change) {
-    const auto bad = [change] {
-      mk_moe_maxima_t changed = MK_MOE_MAXIMA_INIT;
-      set_sizes(changed);
-      change(changed);
-      return changed;
-    };
-    calls.push_back({std::string(Op::kName) + "_prepare: " + name, expected, says, [bad](mk_comm_t comm) {
-                       const mk_moe_maxima_t changed = bad();
-                       return Op::kPrepare(comm, &changed);
-                     }});
-    calls.push_back({std::string(Op::kName) + "_workspace_bytes: " + name, expected, std::move(says),
-                     [bad](mk_comm_t comm) {
-                       const mk_moe_maxima_t changed = bad();
-                       size_t bytes = 0;
-                       return Op::kWorkspaceBytes(comm, &changed, &bytes);
-                     }});
-  }
-
-  void pointers();
   void sizes();
   void types();
   void tuning();
   void buffers();
   void record_and_factors();
-
-  std::vector<BadCall> calls;
 };
-
-template <class Op>
-void Builder<Op>::pointers() {
-  const std::string name = Op::kName;
-  calls.push_back({name + "(args NULL)", kInvalid, {"args", "NULL"}, [](mk_comm_t comm) {
-                     return Op::kLaunch(comm, nullptr, nullptr);
-                   }});
-  calls.push_back({name + "_plan(plan NULL)", kInvalid, {"plan", "NULL"}, [](mk_comm_t comm) {
-                     const Args args = Op::good();
-                     return Op::kPlan(comm, &args, nullptr);
-                   }});
-  calls.push_back({name + "_prepare(maxima NULL)", kInvalid, {"maxima", "NULL"}, [](mk_comm_t comm) {
-                     return Op::kPrepare(comm, nullptr);
-                   }});
-  calls.push_back({name + "_workspace_bytes(bytes NULL)", kInvalid, {"bytes", "NULL"}, [](mk_comm_t comm) {
-                     mk_moe_maxima_t maxima = MK_MOE_MAXIMA_INIT;
-                     set_sizes(maxima);
-                     return Op::kWorkspaceBytes(comm, &maxima, nullptr);
-                   }});
-  any("struct_size 0", kInvalid, {"struct_size", "saw 0", "_INIT"}, [](auto& value) { value.struct_size = 0; });
-  any("struct_size 16", kInvalid, {"struct_size", "saw 16"}, [](auto& value) { value.struct_size = 16; });
-}
 
 template <class Op>
 void Builder<Op>::sizes() {
@@ -221,18 +154,9 @@ void Builder<Op>::types() {
 
 template <class Op>
 void Builder<Op>::tuning() {
-  const auto tuned = [this](const char* name, std::vector<std::string> says,
-                            const std::function<void(mk_tuning_t&)>& change) {
-    any(name, kInvalid, std::move(says), [change](auto& value) {
-      static thread_local mk_tuning_t tuning;
-      tuning = MK_TUNING_INIT;
-      change(tuning);
-      value.tuning = &tuning;
-    });
-  };
-  tuned("tuning.struct_size", {"tuning.struct_size", "saw 3"}, [](auto& t) { t.struct_size = 3; });
-  tuned("tuning.tile_m", {"tuning.tile_m", "100000"}, [](auto& t) { t.tile_m = 100000; });
-  tuned("tuning.chunk_bytes", {"tuning.chunk_bytes", "-1"}, [](auto& t) { t.chunk_bytes = -1; });
+  tuned("tuning.struct_size", kInvalid, {"tuning.struct_size", "saw 3"}, [](auto& t) { t.struct_size = 3; });
+  tuned("tuning.tile_m", kInvalid, {"tuning.tile_m", "100000"}, [](auto& t) { t.tile_m = 100000; });
+  tuned("tuning.chunk_bytes", kInvalid, {"tuning.chunk_bytes", "-1"}, [](auto& t) { t.chunk_bytes = -1; });
 }
 
 template <class Op>
@@ -337,6 +261,8 @@ template <class Op>
 std::vector<BadCall> calls_of() {
   Builder<Op> builder;
   builder.pointers();
+  // A combine has to be prepared before it looks at its stream.
+  if constexpr (std::is_same_v<Op, Dispatch>) builder.stream();
   builder.sizes();
   builder.types();
   builder.tuning();

@@ -16,7 +16,7 @@ Result<mk_plan_t> plan_host(const GemmCall& call, const TopologyView& view, int 
   if (call.tuning.algorithm == MK_ALGORITHM_ONE_SHOT) {
     return Status(
         MK_ERROR_UNSUPPORTED,
-        "gemm_allreduce: MK_ALGORITHM_ONE_SHOT is not built for the host executor; use MK_ALGORITHM_AUTO "
+        "mk_gemm_allreduce: MK_ALGORITHM_ONE_SHOT is not built for the host executor; use MK_ALGORITHM_AUTO "
         "or _TWO_SHOT");
   }
   Result<mk_plan_t> chosen = gemm_reduce_scatter::plan_chunks(
