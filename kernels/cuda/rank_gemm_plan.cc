@@ -61,7 +61,8 @@ GemmPlan choose_tile(const GemmCall& call, int64_t rows, int num_owners, int64_t
     shape.k = k;
     shape.in_type = gemm_type(call.dtype);
     shape.out_type = gemm_type(call.out_dtype);
-    shape.b_transposed = call.b_layout == MK_LAYOUT_NK && !is_wgrad;
+    // Ranks of a reduction choose alike, and b_layout is each rank's own.
+    shape.b_transposed = call.op == MK_OPERATOR_ALLGATHER_GEMM && call.b_layout == MK_LAYOUT_NK && !is_wgrad;
     const GemmPlan plan = gemm_plan_with(shape, num_sms, tile, 1, -1);
     if (best.block_m == 0 || plan.predicted_us < best.predicted_us) best = plan;
     const int64_t rest = gemm_plan_num_tiles(shape, plan) % num_sms;

@@ -103,16 +103,22 @@ TEST_CASE("one CTA is enough for a launch") {
   }
 }
 
-TEST_CASE("ranks with different k or row counts agree on how partial sums travel") {
+TEST_CASE("ranks with different k, layouts or row counts agree on how partial sums travel") {
   for (const int64_t m : {1, 16, 200, 1000, 4096, 9001}) {
-    for (const mk_operator_t op : {MK_OPERATOR_GEMM_REDUCE_SCATTER, MK_OPERATOR_GEMM_ALLREDUCE}) {
-      const RankGemmPlan first = plan_of(make_call(op, m, 4000, 512), 0, 4);
-      const RankGemmPlan last = plan_of(make_call(op, m, 4000, 20000), 3, 4);
-      CHECK(first.gemm.block_m == last.gemm.block_m);
-      CHECK(first.gemm.block_n == last.gemm.block_n);
-      CHECK(first.reduction == last.reduction);
-      CHECK(first.slot_bytes == last.slot_bytes);
-      CHECK(first.gather_begin == last.gather_begin);
+    for (const int64_t n : {4000, 7168}) {
+      for (const mk_operator_t op : {MK_OPERATOR_GEMM_REDUCE_SCATTER, MK_OPERATOR_GEMM_ALLREDUCE}) {
+        for (const int nranks : {4, 8}) {
+          const RankGemmPlan first = plan_of(make_call(op, m, n, 512), 0, nranks);
+          GemmCall call = make_call(op, m, n, 20000);
+          call.b_layout = MK_LAYOUT_NK;
+          const RankGemmPlan last = plan_of(call, nranks - 1, nranks);
+          CHECK(first.gemm.block_m == last.gemm.block_m);
+          CHECK(first.gemm.block_n == last.gemm.block_n);
+          CHECK(first.reduction == last.reduction);
+          CHECK(first.slot_bytes == last.slot_bytes);
+          CHECK(first.gather_begin == last.gather_begin);
+        }
+      }
     }
   }
 }
