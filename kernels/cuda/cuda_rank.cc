@@ -7,6 +7,7 @@
 #include <cstring>
 #include <span>
 #include <system_error>
+#include <vector>
 
 #include "kernels/cuda/cuda_error.h"
 #include "kernels/ops/moe_routing/data_error.h"
@@ -16,6 +17,17 @@
 
 namespace mk {
 namespace {
+
+// Own rows go to rail peers, sums and gradients to the owners whose relay this rank is: other ranks, too, where
+// nodes have unequal numbers.
+std::vector<uint8_t> peers_of_puts(const RankOrder& order) {
+  std::vector<uint8_t> peers(order.rail_peers, order.rail_peers + order.num_rail_peers);
+  for (int i = 0; i < order.num_relayed; ++i) {
+    if (std::find(peers.begin(), peers.end(), order.relayed[i]) == peers.end())
+      peers.push_back(order.relayed[i]);
+  }
+  return peers;
+}
 
 // How soon an error that a kernel has written is seen without anyone asking.
 constexpr std::chrono::milliseconds kWatchInterval{10};
@@ -172,8 +184,8 @@ Status CudaRank::post_primes(uint32_t region, uint64_t& head, Deadline deadline)
   command.source = command.target = region_address(region, 0);
   command.bytes = kBytes;
   for (int put = 0; put < kPuts; ++put) {
-    for (int i = 0; i < order_.num_rail_peers; ++i) {
-      command.peer = order_.rail_peers[i];
+    for (const uint8_t peer : peers_of_puts(order_)) {
+      command.peer = peer;
       MK_RETURN_IF_ERROR(wait_until([&] { return endpoint.try_publish(head, command); }));
       ++head;
     }
