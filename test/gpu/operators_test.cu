@@ -29,6 +29,7 @@ struct Case {
   int tile_n = 0;
   mk_algorithm_t algorithm = MK_ALGORITHM_AUTO;
   int copy_ctas = 0;
+  bool mixes_layouts = false;  // of b: every second rank has it transposed
 };
 
 struct Reference {
@@ -102,7 +103,8 @@ mk_status_t call(mk_comm_t comm, const Case& c, const mk_tuning_t& tuning, const
   return mk_gemm_allreduce(comm, &args, stream);
 }
 
-void run_case(Rank& rank, const Case& c, int launches) {
+void run_case(Rank& rank, Case c, int launches) {
+  if (c.mixes_layouts) c.transposed = rank.rank % 2 == 1;
   const bool gathers = c.op == MK_OPERATOR_ALLGATHER_GEMM;
   const bool scatters = c.op == MK_OPERATOR_GEMM_REDUCE_SCATTER;
   const int64_t per_rank = (c.m + rank.nranks - 1) / rank.nranks;
@@ -230,6 +232,12 @@ std::vector<Case> make_cases() {
       cases.push_back(
           {op, 300, 333, 100, false, MK_DTYPE_BF16, MK_DTYPE_FP32, true, true, true, tile.first, tile.second});
     }
+  }
+  // By its own layout alone a rank would take another tile.
+  for (const mk_operator_t op : {MK_OPERATOR_GEMM_REDUCE_SCATTER, MK_OPERATOR_GEMM_ALLREDUCE}) {
+    Case mixed = {op, 1024, 7168, 64};
+    mixed.mixes_layouts = true;
+    cases.push_back(mixed);
   }
   for (const int copy_ctas : {1, 7}) {
     for (const auto& tile : {std::pair{128, 256}, std::pair{128, 128}, std::pair{64, 64}}) {
