@@ -52,21 +52,14 @@ class NetworkLaunch {
     return true;
   }
 
-  // By one warp: RankLaunch::greet() of several nodes.
+  // By one warp: RankLaunch::greet() of several nodes. A rank that finds a disagreement inside its node says so
+  // once the network has its entry: its launch ends with that, and its proxy, and other nodes would wait for
+  // the entry.
   __device__ void greet() const {
     launch_.enter();
     if (!send_entry()) return;
     relay_entries();
-    launch_.wait_entries();
-  }
-  // The same, but that entries are compared when the network has this rank's: one that finds a disagreement
-  // inside its node may be ended, and its proxy with it, while other nodes still wait for its entry.
-  __device__ void greet_once_sent() const {
-    launch_.enter();
-    if (!send_entry()) return;
-    relay_entries();
-    wait_for_puts();
-    launch_.wait_entries();
+    launch_.wait_entries([this] { wait_until_sent(); });
   }
 
   // By one warp, after all puts of the launch were posted: until the network no longer reads their sources.
@@ -79,6 +72,7 @@ class NetworkLaunch {
   __device__ bool send_entry() const;
   __device__ void relay_entries() const;
   __device__ void forward_entry(int source) const;
+  __device__ void wait_until_sent() const;
 
   const RankLaunch& launch_;
   const RankComm& comm_;
@@ -131,6 +125,20 @@ __device__ inline void NetworkLaunch::relay_entries() const {
     __syncwarp();
     __nanosleep(NETWORK_POLL_PAUSE_NS);
     if (++num_looks % POLLS_PER_LOOK == 0 && __any_sync(~0u, lane == 0 && launch_.stopped())) return;
+  }
+}
+
+// By one lane: until nothing that this rank has posted is under way. Puts complete in any order and are only
+// counted, so that nothing less says that the entry has gone.
+__device__ inline void NetworkLaunch::wait_until_sent() const {
+  const auto* const completed =
+      reinterpret_cast<const uint64_t*>(comm_.network.counters + CounterLayout::kCompleted);
+  Patience patience(launch_, comm_, NETWORK_POLL_PAUSE_NS);
+  while (true) {
+    const uint64_t seen = ptx::ld_acquire_sys(completed);  // before what other warps go on posting
+    const uint64_t posted = ptx::ld_relaxed_gpu(&comm_.network.queue.state->head);
+    if (seen >= posted) return;
+    if (!patience.goes_on({DeviceRole::entry, DeviceObject::put, comm_.rank, posted, seen, posted})) return;
   }
 }
 

@@ -117,9 +117,14 @@ class RankLaunch {
     enter();
     wait_entries();
   }
-  // Its parts: the own entry to the ranks of the node; then everyone's, compared with it.
+  // Its parts: the own entry to the ranks of the node; then everyone's, compared with it. before_report(): what
+  // a lane that has found a difference does before it says so, since that ends the launch.
   __device__ void enter() const;
-  __device__ void wait_entries() const;
+  template <class BeforeReport>
+  __device__ void wait_entries(BeforeReport&& before_report) const;
+  __device__ void wait_entries() const {
+    wait_entries([] {});
+  }
   // By a warp that has not called wait_entries(): waits until this launch's other warp has. False: the launch
   // is to end.
   __device__ bool wait_all_entered() const;
@@ -190,7 +195,8 @@ __device__ inline void RankLaunch::enter() const {
   __syncwarp();
 }
 
-__device__ inline void RankLaunch::wait_entries() const {
+template <class BeforeReport>
+__device__ inline void RankLaunch::wait_entries(BeforeReport&& before_report) const {
   constexpr int NUM_WORDS = sizeof(EntryRecord) / 8;
   constexpr int FIRST_OUTPUT_WORD = offsetof(EntryRecord, output_offset) / 8;  // two words that may differ
   const uint64_t* own = reinterpret_cast<const uint64_t*>(&comm_.entry);
@@ -212,7 +218,9 @@ __device__ inline void RankLaunch::wait_entries() const {
       is_alike = is_alike && is_equal;
       if (word != FIRST_OUTPUT_WORD && word != FIRST_OUTPUT_WORD + 1) same = same && is_equal;
     }
-    if (same || !report(DEVICE_MISMATCH, DeviceRole::entry, DeviceObject::entry, source, source)) continue;
+    if (same) continue;
+    before_report();
+    if (!report(DEVICE_MISMATCH, DeviceRole::entry, DeviceObject::entry, source, source)) continue;
     for (int word = 0; word < NUM_WORDS; ++word) {
       reinterpret_cast<uint64_t*>(&comm_.mailbox->error.own)[word] = own[word];
       reinterpret_cast<uint64_t*>(&comm_.mailbox->error.entry)[word] = ptx::ld_relaxed_sys(words + word);

@@ -189,18 +189,12 @@ __device__ __forceinline__ void receive_keys(const RankLaunch& launch, const Net
   receive_puts(launch, network, params.comm, params.panels, KeyArrivals<Params>{params});
 }
 
-// By a warp: meets the other ranks.
-template <HasNodes Params>
-__device__ __forceinline__ void greet(const NetworkLaunch& network, const Params&) {
-  network.greet();
-}
-
 // The CTA that has the network: a warp a role, and at the end the launch's puts.
 template <HasNodes Params>
 __device__ inline void run_network_cta(const RankLaunch& launch, const Params& params) {
   const NetworkLaunch network(launch, params.comm);
   const int warp = threadIdx.x / 32;
-  if (warp == 0) greet(network, params);
+  if (warp == 0) network.greet();
   if (warp == 1) send_keys(launch, network, params);
   if (warp == 2) receive_keys(launch, network, params);
   __syncthreads();

@@ -43,18 +43,13 @@ __device__ inline void find_needs(const PackedNetworkParams& params, PanelNeeds&
   __syncthreads();
 }
 
-// That ranks disagree is likelier here than elsewhere, since the entry has what lies in device memory.
-__device__ __forceinline__ void greet(const NetworkLaunch& network, const PackedNetworkParams&) {
-  network.greet_once_sent();
-}
-
 // The CTA that has the network, if there is nothing to do, or if cu_seqlens is wrong, by a warp: an error ends
 // all waits, so that first the puts have ended.
 template <class Storage>
 __device__ inline void end_without_keys(const Storage& smem) {
   const RankLaunch launch(smem.params.comm);
   const NetworkLaunch network(launch, smem.params.comm);
-  greet(network, smem.params);
+  network.greet();
   network.wait_for_puts();
   report_fault(launch, smem);
 }
