@@ -47,7 +47,9 @@ Status run_alone(Communicator& communicator, const char* function,
                          "by one thread at a time",
                          function));
   }
-  Status status = guarded([&] { return body(communicator); });
+  // Found before another thread destroyed it, entered after.
+  Status status =
+      communicator.torn_down() ? invalid_handle(function) : guarded([&] { return body(communicator); });
   communicator.leave();
   return status;
 }
@@ -260,9 +262,9 @@ mk_status_t mk_comm_finalize(mk_comm_t comm) {
 mk_status_t mk_comm_destroy(mk_comm_t comm) {
   const std::shared_ptr<Communicator> communicator = communicators().find(value_of(comm));
   if (!communicator) return finish(invalid_handle("mk_comm_destroy"));
-  return finish(run_alone(*communicator, "mk_comm_destroy", [&](Communicator& inner) {
-    // Two threads that both found it: the handle is removed once, and only its remover tears down.
-    if (communicators().remove(value_of(comm))) inner.tear_down();
+  return finish(run_alone(*communicator, "mk_comm_destroy", [comm](Communicator& inner) {
+    communicators().remove(value_of(comm));
+    inner.tear_down();
     return Status();
   }));
 }

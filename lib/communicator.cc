@@ -304,6 +304,7 @@ void Communicator::abort() {
 }
 
 void Communicator::tear_down() {
+  torn_down_ = true;
   if (!finalized_) {
     abort_.raise(
         Status(MK_ERROR_ABORTED, format("rank %d destroyed its communicator without mk_comm_finalize", rank_)));

@@ -36,6 +36,9 @@ class Communicator {
   // One call at a time: false while another thread is inside.
   bool enter() { return !inside_.exchange(true, std::memory_order_acquire); }
   void leave() { inside_.store(false, std::memory_order_release); }
+  // Inside: there is nothing behind the handle any more; another thread, which was inside before, has seen to
+  // that.
+  bool torn_down() const { return torn_down_; }
   // The status that every call returns now: that of the error which ended the communicator, or of finalize.
   Status usable() const;
 
@@ -115,6 +118,7 @@ class Communicator {
   std::vector<int32_t> emulated_nodes_;
   std::string transport_;
   std::atomic<bool> inside_{false};
+  bool torn_down_ = false;  // of whoever is inside
   std::atomic<bool> finalized_{false};
   std::atomic<bool> closing_{false};  // all ranks have agreed to finalize
 

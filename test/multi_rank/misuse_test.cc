@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Right arguments at the wrong moment: after the end, from two threads, unprepared where preparing is not
 // allowed.
+#include <atomic>
 #include <chrono>
 
 #include "test/multi_rank/bad_arguments.h"
@@ -116,6 +117,45 @@ TEST_CASE("two threads in one communicator") {
   CHECK(memory[0] != nullptr);
   CHECK(all_answer(run_good_call(job, 2), MK_SUCCESS));
   CHECK(all_answer(job.finalize(), MK_SUCCESS));
+}
+
+// Whoever finds the communicator and enters it when the other thread has destroyed it is told so.
+TEST_CASE("calls while another thread destroys the communicator") {
+  for (int turn = 0; turn < 40; ++turn) {
+    mk_unique_id_t id;
+    REQUIRE(mk_get_unique_id(&id) == MK_SUCCESS);
+    mk_comm_t comm = nullptr;
+    mk_comm_config_t config = MK_COMM_CONFIG_INIT;
+    config.device = MK_DEVICE_HOST;
+    config.host_threads = 1;
+    REQUIRE(mk_comm_init(&comm, &id, 1, 0, &config) == MK_SUCCESS);
+    std::atomic<int> begun{0};
+    std::atomic<int> unexpected{0};
+    std::vector<std::thread> callers;
+    for (int caller = 0; caller < 3; ++caller) {
+      callers.emplace_back([&, caller] {
+        ++begun;
+        mk_status_t status = MK_SUCCESS;
+        while (status == MK_SUCCESS || status == MK_ERROR_BUSY) {
+          if (status == MK_ERROR_BUSY) std::this_thread::yield();
+          mk_comm_info_t info = MK_COMM_INFO_INIT;
+          mk_allgather_gemm_args_t args = MK_ALLGATHER_GEMM_ARGS_INIT;
+          args.m = args.n = args.k = 64;
+          mk_plan_t plan = MK_PLAN_INIT;
+          status = caller == 0   ? mk_comm_get_info(comm, &info)
+                   : caller == 1 ? mk_allgather_gemm_plan(comm, &args, &plan)
+                                 : mk_comm_synchronize(comm, nullptr);
+        }
+        if (status != MK_ERROR_INVALID_HANDLE) ++unexpected;
+      });
+    }
+    while (begun < 3) std::this_thread::yield();
+    mk_status_t status = MK_ERROR_BUSY;
+    while (status == MK_ERROR_BUSY) status = mk_comm_destroy(comm);
+    CHECK(status == MK_SUCCESS);
+    for (std::thread& caller : callers) caller.join();
+    CHECK(unexpected == 0);
+  }
 }
 
 TEST_CASE("require_prepare") {
