@@ -2,6 +2,8 @@
 // The C interface but the operators: checks, translates, calls.
 #include "api.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <exception>
 #include <new>
@@ -23,8 +25,8 @@ mk_comm_t handle_of(uint64_t value) { return reinterpret_cast<mk_comm_t>(value);
 Status invalid_handle(const char* function) {
   return Status(
       MK_ERROR_INVALID_HANDLE,
-      format("%s: comm: expected a communicator of mk_comm_init, saw one that was never created or is "
-             "already destroyed",
+      format("%s: comm: expected a communicator of mk_comm_init in this process, saw one that was never "
+             "created or is already destroyed",
              function));
 }
 
@@ -58,6 +60,13 @@ Status run_alone(Communicator& communicator, const char* function,
 
 HandleTable<Communicator>& communicators() {
   static auto* const table = new HandleTable<Communicator>;  // outlives exit handlers that use the library
+  // The child of a fork() has none of its parent's threads: a communicator would wait for them for ever.
+  [[maybe_unused]] static const int registered =
+      pthread_atfork([] { communicators().hold(); }, [] { communicators().release(); },
+                     [] {
+                       communicators().abandon();
+                       communicators().release();
+                     });
   return *table;
 }
 

@@ -9,7 +9,8 @@
 namespace mk {
 
 // Names objects for callers outside the library. A handle is an index and a generation, not an address: using
-// it after removal finds nothing, also when the slot serves another object by then. Thread-safe.
+// it after removal finds nothing, also when the slot serves another object by then. Thread-safe; for a fork()
+// it is held before and released after, in the child with abandon().
 template <class Object>
 class HandleTable {
  public:
@@ -33,6 +34,15 @@ class HandleTable {
     return index < slots_.size() ? std::move(slots_[index].object) : nullptr;
   }
 
+  void hold() { mutex_.lock(); }
+  void release() { mutex_.unlock(); }
+  // Held: no handle finds anything any more. The objects stay, since there may be no taking them down.
+  void abandon() {
+    for (Slot& slot : slots_) {
+      if (slot.object) abandoned_.push_back(std::move(slot.object));
+    }
+  }
+
  private:
   struct Slot {
     std::shared_ptr<Object> object;
@@ -46,6 +56,7 @@ class HandleTable {
 
   mutable std::mutex mutex_;
   std::vector<Slot> slots_;
+  std::vector<std::shared_ptr<Object>> abandoned_;
 };
 
 }  // namespace mk

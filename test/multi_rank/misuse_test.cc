@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Right arguments at the wrong moment: after the end, from two threads, unprepared where preparing is not
 // allowed.
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <chrono>
 
@@ -156,6 +159,27 @@ TEST_CASE("calls while another thread destroys the communicator") {
     for (std::thread& caller : callers) caller.join();
     CHECK(unexpected == 0);
   }
+}
+
+TEST_CASE("a communicator in the child of a fork") {
+  const int num_nodes = GENERATE(1, 2);
+  ThreadJob job(JobOptions(node_layout(2, num_nodes)));
+  REQUIRE(all_answer(job.started(), MK_SUCCESS));
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);
+    for (const BadCall& call : bad_handle_calls()) {
+      if (call.call(job.comm(0)) != MK_ERROR_INVALID_HANDLE) _exit(1);
+    }
+    _exit(0);
+  }
+  REQUIRE(child > 0);
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  INFO("wait status " << status);
+  CHECK((WIFEXITED(status) && WEXITSTATUS(status) == 0));
+  CHECK(all_answer(run_good_call(job, 5), MK_SUCCESS));
+  CHECK(all_answer(job.finalize(), MK_SUCCESS));
 }
 
 TEST_CASE("require_prepare") {
