@@ -73,5 +73,16 @@ int main(int argc, char** argv) {
             c[0], c[7]);
     return 1;
   }
+  if (comm_destroy(comm) != MK_SUCCESS) return 1;
+  /* Threads of a communicator that is still there must keep their code. */
+  if (get_unique_id(&id) || comm_init(&comm, &id, 1, 0, NULL)) {
+    fprintf(stderr, "%s\n", get_last_error(comm));
+    return 1;
+  }
+  dlclose(library);
+  if (!dlopen(argv[1], RTLD_NOW | RTLD_NOLOAD)) {
+    fprintf(stderr, "dlclose took the library away\n");
+    return 1;
+  }
   return comm_destroy(comm) != MK_SUCCESS;
 }
