@@ -7,7 +7,9 @@
 #include <algorithm>
 #include <exception>
 #include <new>
+#include <string_view>
 
+#include "../transport/transport.h"
 #include "env.h"
 #include "group.h"
 #include "log.h"
@@ -117,6 +119,16 @@ Status check_config(const mk_comm_config_t& config) {
     return Status(
         MK_ERROR_INVALID_ARGUMENT,
         format("mk_comm_init: config.device: expected MK_DEVICE_AUTO, _HOST or _CUDA, saw %d", config.device));
+  }
+  if (config.transport != nullptr && config.transport[0] != '\0') {
+    const auto named = [&](const Backend& backend) {
+      return std::string_view(backend.name) == config.transport;
+    };
+    if (std::none_of(backends().begin(), backends().end(), named)) {
+      return Status(MK_ERROR_INVALID_ARGUMENT,
+                    format("mk_comm_init: config.transport: expected one of %s, or NULL, saw \"%.32s\"",
+                           backend_names(backends()).c_str(), config.transport));
+    }
   }
   if (config.cuda_device < -1) return out_of_range("cuda_device", -1, config.cuda_device);
   if (config.host_threads < 0) return out_of_range("host_threads", 0, config.host_threads);

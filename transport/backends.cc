@@ -19,4 +19,10 @@ constexpr Backend kBackends[] = {
 
 std::span<const Backend> backends() { return kBackends; }
 
+std::string backend_names(std::span<const Backend> backends) {
+  std::string names;
+  for (const Backend& backend : backends) names += (names.empty() ? "" : ", ") + std::string(backend.name);
+  return names;
+}
+
 }  // namespace mk

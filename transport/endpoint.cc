@@ -338,12 +338,6 @@ std::string missing(const Backend& backend, size_t index, const std::vector<Choi
   return "";
 }
 
-std::string known_names(std::span<const Backend> backends) {
-  std::string names;
-  for (const Backend& backend : backends) names += (names.empty() ? "" : ", ") + std::string(backend.name);
-  return names;
-}
-
 }  // namespace
 
 Result<std::unique_ptr<Endpoint>> create_endpoint(std::span<const Backend> choice, const Topology& topology,
@@ -377,8 +371,8 @@ Result<std::unique_ptr<Endpoint>> create_endpoint(std::span<const Backend> choic
     reasons += format("%s%s: %s", reasons.empty() ? "" : "; ", choice[i].name, reason.c_str());
   }
   if (!known) {
-    return Status(MK_ERROR_INVALID_ARGUMENT, format("transport: expected one of %s, saw \"%s\"",
-                                                    known_names(choice).c_str(), name.c_str()));
+    return Status(MK_ERROR_INVALID_ARGUMENT, format("transport (MK_TRANSPORT): expected one of %s, saw \"%s\"",
+                                                    backend_names(choice).c_str(), name.c_str()));
   }
   return Status(MK_ERROR_UNSUPPORTED, "no transport connects the nodes: " + reasons);
 }

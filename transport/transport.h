@@ -32,6 +32,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "../lib/abort_token.h"
@@ -115,6 +116,8 @@ struct Backend {
 
 // The backends of this build, the preferred first.
 std::span<const Backend> backends();
+// "rc, srd, ..."
+std::string backend_names(std::span<const Backend> backends);
 
 // Endpoint::create with a choice of backends.
 Result<std::unique_ptr<Endpoint>> create_endpoint(std::span<const Backend> choice, const Topology& topology,

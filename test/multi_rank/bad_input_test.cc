@@ -182,6 +182,17 @@ std::vector<BadInit> bad_inits() {
       {"struct_size", invalid, {"config.struct_size", "saw 4"}, [](auto& c) { c.struct_size = 4; }},
       {"device", invalid, {"config.device", "saw 9"}, [](auto& c) { c.device = static_cast<mk_device_t>(9); }},
       {"cuda_device", invalid, {"config.cuda_device", "-2"}, [](auto& c) { c.cuda_device = -2; }},
+      {"transport",
+       invalid,
+       {"config.transport", "expected one of", "\"RC\""},
+       [](auto& c) { c.transport = "RC"; }},
+      {"transport",
+       invalid,
+       {"config.transport", "xxx"},
+       [](auto& c) {
+         static const std::string long_name(1000000, 'x');
+         c.transport = long_name.c_str();
+       }},
       {"host_threads", invalid, {"config.host_threads", "-1"}, [](auto& c) { c.host_threads = -1; }},
       {"host_threads", invalid, {"config.host_threads", "9999"}, [](auto& c) { c.host_threads = 9999; }},
       {"max_ctas", invalid, {"config.max_ctas", "-1"}, [](auto& c) { c.max_ctas = -1; }},

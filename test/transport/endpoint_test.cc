@@ -225,8 +225,8 @@ TEST_CASE("an endpoint is made with the backend asked for, or a sentence says wh
   CHECK(connect_with({absent, loopback}, "", "") == "rank 0: loopback; rank 1: loopback; ");
   CHECK(connect_with({loopback}, "loopback", "loopback") == "rank 0: loopback; rank 1: loopback; ");
   CHECK(connect_with({loopback}, "pigeon", "pigeon") ==
-        "rank 0: invalid argument: transport: expected one of loopback, saw \"pigeon\"; "
-        "rank 1: invalid argument: transport: expected one of loopback, saw \"pigeon\"; ");
+        "rank 0: invalid argument: transport (MK_TRANSPORT): expected one of loopback, saw \"pigeon\"; "
+        "rank 1: invalid argument: transport (MK_TRANSPORT): expected one of loopback, saw \"pigeon\"; ");
   CHECK(contains(connect_with({loopback}, "", "loopback"),
                  "rank 1: mismatch: rank 0 asks for the transport \"\""));
   const std::string none = connect_with({absent}, "absent", "absent");
