@@ -11,6 +11,7 @@ namespace {
 
 constexpr int kMaxHeads = 1 << 20;
 constexpr int kMaxDim = 1024;
+constexpr int kMaxSequences = INT32_MAX - 1;  // cu_seqlens has one entry more
 
 Status check_heads(const RingAttentionCall& call) {
   const auto in_range = [&](const char* name, int value) {
@@ -39,8 +40,9 @@ Status check_sizes(const RingAttentionCall& call) {
   MK_RETURN_IF_ERROR(check_heads(call));
   MK_RETURN_IF_ERROR(check_product(call.op, "q", call.batch, int64_t{call.heads} * call.dim));
   MK_RETURN_IF_ERROR(check_product(call.op, "q", call.batch * call.heads * call.dim, call.seq));
-  if (call.num_sequences < 0) {
-    return invalid(call.op, format("num_sequences: expected at least 0, saw %d", call.num_sequences));
+  if (call.num_sequences < 0 || call.num_sequences > kMaxSequences) {
+    return invalid(call.op,
+                   format("num_sequences: expected 0 to %d, saw %d", kMaxSequences, call.num_sequences));
   }
   if (call.num_sequences > 0 && call.seq > INT32_MAX) {
     return invalid(call.op, format("seq: expected at most %d with packed sequences (cu_seqlens has 32 bits), "

@@ -119,6 +119,8 @@ void Builder<Op>::sizes() {
     value.batch = int64_t{1} << 44;
   });
   any("num_sequences -1", kInvalid, {"num_sequences", "-1"}, [](auto& value) { value.num_sequences = -1; });
+  any("num_sequences INT32_MAX", kInvalid, {"num_sequences", "2147483647"},
+      [](auto& value) { value.num_sequences = INT32_MAX; });
   maxima("chunks too large", kUnsupported, {"transfer"}, [](auto& value) { value.seq = int64_t{1} << 37; });
 }
 
