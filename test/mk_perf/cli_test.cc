@@ -119,6 +119,8 @@ TEST_CASE("help, version and environment") {
   const Outcome help = mk_perf({"--help"});
   CHECK(help.exit_code == 0);
   CHECK(contains(help.out, "--shape"));
+  for (const char* name : {"allgather_gemm_wgrad", "gemm_reduce_scatter", "ring_attention_backward"})
+    CHECK(contains(help.out, name));
   const Outcome version = mk_perf({"--version"});
   CHECK(version.exit_code == 0);
   CHECK(version.out.rfind("mk-perf 0.", 0) == 0);

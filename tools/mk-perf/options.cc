@@ -17,14 +17,14 @@ namespace {
 constexpr int kMaxLocalRanks = 256;
 
 cxxopts::Options command_line() {
-  cxxopts::Options options("mk-perf", "Measures and checks the operators of libmkernel.\n");
+  std::string names;
+  for (const Operator* known : all_operators()) names += std::string(known->name) + ", ";
+  cxxopts::Options options(
+      "mk-perf", "Measures and checks the operators of libmkernel: " + names + "or all that the device has.\n");
   const auto text = [](const char* fallback) { return cxxopts::value<std::string>()->default_value(fallback); };
   options.positional_help("<operator|all>").custom_help("[options]");
-  options.add_options()(
-      "operator",
-      "allgather_gemm, gemm_reduce_scatter, gemm_allreduce, moe_dispatch_gemm, moe_gemm_combine, "
-      "ring_attention, or all that the device has",
-      text(""))("device", "auto, host or cuda", text("auto"))(
+  options.add_options()("operator", "Positional; the text above lists them", text(""))(
+      "device", "auto, host or cuda", text("auto"))(
       "g",
       "Ranks to start on this machine, one process each (default: the launcher's ranks; 2 without a launcher)",
       cxxopts::value<std::string>(),
