@@ -153,6 +153,42 @@ TEST_CASE("a blocked path and a wrong GID end in words", "[verbs]") {
     CHECK(run_ranks(RankKind::threads, wrong.get(), kTwoNodes, [&](Rank& rank) {
             return put_until_failure(rank, {"link to rank 1", "GID"});
           }) == "");
+    const FaultCase blocked(kind, "MK_SOFTNIC_BLOCKED=0-0");
+    CHECK(run_ranks(RankKind::threads, blocked.get(), kTwoNodes, [&](Rank& rank) {
+            return put_until_failure(rank, {"link to rank 1", "the path is blocked"});
+          }) == "");
+  }
+}
+
+TEST_CASE("a link over each GID of a port, and over each port of a device", "[verbs]") {
+  struct Address {
+    Kind kind;
+    const char* environment;
+  };
+  // softnic's four on RoCE: link-local of version 1 and 2, IPv4 of version 1 and 2.
+  const Address addresses[] = {{kKinds[0], "MK_IB_GID_INDEX=0"},
+                               {kKinds[1], "MK_IB_GID_INDEX=0"},
+                               {kKinds[1], "MK_IB_GID_INDEX=1"},
+                               {kKinds[1], "MK_IB_GID_INDEX=2"},
+                               {kKinds[1], "MK_IB_GID_INDEX=3"},
+                               {kKinds[0], "MK_SOFTNIC_PORTS=2"},
+                               {kKinds[1], "MK_SOFTNIC_PORTS=2 MK_IB_HCA=softnic0:2"}};
+  for (const Address& address : addresses) {
+    INFO(address.kind.softnic << ", " << address.environment);
+    const FaultCase plain(address.kind, address.environment);
+    CHECK(run_ranks(RankKind::threads, plain.get(), kTwoNodes, [&](Rank& rank) -> std::string {
+            MK_EXPECT_OK(rank.connect({}));
+            auto& memory = rank.make_memory(1 << 20);
+            MK_EXPECT_OK(rank.add_region(memory).status());
+            for (uint32_t n = 0; n < 8; ++n)
+              MK_EXPECT(rank.post(
+                  make_put(1 - rank.rank, region_address(0, 0), region_address(0, 1 << 19), 1 << 19, n)));
+            for (uint32_t n = 0; n < 8; ++n)
+              MK_EXPECT(rank.wait([&] { return rank.endpoint->signal(n) == 1; }));
+            MK_EXPECT(rank.wait_complete());
+            MK_EXPECT(rank.barrier());
+            return rank.failure();
+          }) == "");
   }
 }
 
@@ -163,8 +199,9 @@ TEST_CASE("devices, GIDs and settings that make no sense are refused on every ra
   };
   const Wrong wrongs[] = {
       {"MK_IB_HCA=mlx5", "excluded by MK_IB_HCA"}, {"MK_IB_HCA=:", "MK_IB_HCA"},
-      {"MK_IB_GID_INDEX=700", "GID number 700"},   {"MK_IB_GID_INDEX=none", "MK_IB_GID_INDEX"},
-      {"MK_IB_SIGNAL=smoke", "MK_IB_SIGNAL"},      {"MK_IB_TIMEOUT=99", "MK_IB_TIMEOUT"}};
+      {"MK_IB_GID_INDEX=200", "GID number 200"},   {"MK_IB_GID_INDEX=none", "MK_IB_GID_INDEX"},
+      {"MK_IB_GID_INDEX=256", "from -1 to 255"},   {"MK_IB_SIGNAL=smoke", "MK_IB_SIGNAL"},
+      {"MK_IB_TIMEOUT=99", "MK_IB_TIMEOUT"}};
   for (const Wrong& wrong : wrongs) {
     for (const Kind& kind : kKinds) {
       if (std::strcmp(kind.backend, "srd") == 0 && std::strstr(wrong.environment, "TIMEOUT") != nullptr)

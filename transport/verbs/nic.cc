@@ -16,6 +16,9 @@
 namespace mk::verbs {
 namespace {
 
+// sgid_index has 8 bits.
+constexpr int kMostGids = 256;
+
 std::string real_path(const std::string& path) {
   char resolved[PATH_MAX];
   return realpath(path.c_str(), resolved) != nullptr ? resolved : "";
@@ -89,7 +92,7 @@ uint64_t Nic::most_bytes() const {
 
 std::vector<GidEntry> Nic::gids() const {
   std::vector<GidEntry> entries;
-  for (int index = 0; index < port_attributes.gid_tbl_len; ++index) {
+  for (int index = 0; index < std::min<int>(port_attributes.gid_tbl_len, kMostGids); ++index) {
     GidEntry entry;
     entry.index = index;
     ibv_gid_entry answer{};
@@ -111,7 +114,7 @@ std::vector<GidEntry> Nic::gids() const {
 }
 
 Status Nic::choose_address() {
-  const auto wanted = env::integer("MK_IB_GID_INDEX", -1, 1023);
+  const auto wanted = env::integer("MK_IB_GID_INDEX", -1, kMostGids - 1);
   if (!wanted.ok()) return wanted.status();
   const bool ethernet = port_attributes.link_layer == IBV_LINK_LAYER_ETHERNET;
   global = kind == NicKind::rc && (ethernet || wanted.value() >= 0);
