@@ -45,6 +45,11 @@ inline bool all_answer(const std::vector<Outcome>& outcomes, mk_status_t status)
   return true;
 }
 
+// Of the ranks that did not succeed: "" when all did.
+inline std::string failures(const std::vector<Outcome>& outcomes) {
+  return all_answer(outcomes, MK_SUCCESS) ? "" : text_of(outcomes);
+}
+
 struct JobOptions {
   explicit JobOptions(std::vector<int32_t> nodes) : node_of_rank(std::move(nodes)) {
     config.device = MK_DEVICE_HOST;
