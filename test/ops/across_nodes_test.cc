@@ -56,15 +56,9 @@ std::vector<int64_t> sent_bytes(const RankSession& session) {
   return bytes;
 }
 
-// One launch; what each peer was sent against the plan.
-void count_launch(RankSession& session, const GemmProblem& problem, const std::vector<int32_t>& node_of_rank) {
-  GemmLaunch launch(session, problem);
-  mk_plan_t plan = MK_PLAN_INIT;
-  if (!launch.prepare() || !session.ok(launch.plan(&plan), "plan")) return;
-  const auto before = sent_bytes(session);
-  if (!launch.enqueue() || !session.ok(mk_comm_synchronize(session.comm(), nullptr), "mk_comm_synchronize"))
-    return;
-  launch.verify();
+// What each peer was sent since `before`, against the plan; `alike`: to each node the same.
+void check_sent(RankSession& session, const std::vector<int64_t>& before, const mk_plan_t& plan,
+                const std::vector<int32_t>& node_of_rank, bool alike) {
   const auto after = sent_bytes(session);
   int num_nodes = 0;
   for (const int32_t node : node_of_rank) num_nodes = std::max(num_nodes, node + 1);
@@ -76,9 +70,8 @@ void count_launch(RankSession& session, const GemmProblem& problem, const std::v
     const int64_t sent = after[static_cast<size_t>(peer)] - before[static_cast<size_t>(peer)];
     if (sent > 0 && node_of_rank[static_cast<size_t>(peer)] == own_node)
       session.fail("bytes went through the network to rank " + std::to_string(peer) + " of the same node");
-    // An all-gather sends the same to every rail peer.
     const int64_t each = plan.network_bytes / (num_nodes - 1) + kEntry;
-    if (sent > 0 && problem.gemm.op == MK_OPERATOR_ALLGATHER_GEMM && sent != each)
+    if (sent > 0 && alike && sent != each)
       session.fail("rank " + std::to_string(peer) + " was sent " + std::to_string(sent) + " bytes, expected " +
                    std::to_string(each));
     links += sent > 0;
@@ -89,6 +82,35 @@ void count_launch(RankSession& session, const GemmProblem& problem, const std::v
   if (links != num_nodes - 1 || sum != expected)
     session.fail("sent " + std::to_string(sum) + " bytes over " + std::to_string(links) + " links, expected " +
                  std::to_string(expected) + " over " + std::to_string(num_nodes - 1));
+}
+
+// One launch each, counted.
+void count_launch(RankSession& session, const GemmProblem& problem, const std::vector<int32_t>& node_of_rank) {
+  GemmLaunch launch(session, problem);
+  mk_plan_t plan = MK_PLAN_INIT;
+  if (!launch.prepare() || !session.ok(launch.plan(&plan), "plan")) return;
+  const auto before = sent_bytes(session);
+  if (!launch.enqueue() || !session.ok(mk_comm_synchronize(session.comm(), nullptr), "mk_comm_synchronize"))
+    return;
+  launch.verify();
+  check_sent(session, before, plan, node_of_rank, problem.gemm.op == MK_OPERATOR_ALLGATHER_GEMM);
+}
+
+void count_launch(RankSession& session, const AttentionProblem& problem, bool backward,
+                  const std::vector<int32_t>& node_of_rank) {
+  AttentionLaunch launch(session, problem);
+  mk_plan_t plan = MK_PLAN_INIT;
+  if (!session.ok(AttentionLaunch::try_prepare(session.comm(), problem.attention, backward), "prepare") ||
+      !session.ok(launch.plan(backward, &plan), "plan"))
+    return;
+  const auto before = sent_bytes(session);
+  if (!(backward ? launch.backward() : launch.forward()) ||
+      !session.ok(mk_comm_synchronize(session.comm(), nullptr), "mk_comm_synchronize"))
+    return;
+  backward ? launch.verify_backward() : launch.verify_forward();
+  // In order, keys travel to later ranks alone; without a mask to all nodes.
+  const bool alike = !backward && problem.attention.causal == MK_CAUSAL_NONE;
+  check_sent(session, before, plan, node_of_rank, alike);
 }
 
 }  // namespace
@@ -158,9 +180,19 @@ TEST_CASE("The transport sends each peer the bytes that the plan says") {
       gemm.k = 40;
       problems.emplace_back(gemm, job.nranks());
     }
+    std::vector<AttentionCase> cases;
+    for (const mk_causal_t causal : {MK_CAUSAL_NONE, MK_CAUSAL_CONTIGUOUS, MK_CAUSAL_ZIGZAG}) {
+      AttentionCase& attention = cases.emplace_back();
+      attention.seq = 8 * job.nranks() + 5;
+      attention.causal = causal;
+    }
+    const auto attentions = make_problems(cases);
     INFO(layout.name);
     require_none(run_rank_threads(job, [&](RankSession& session) {
       for (const GemmProblem& problem : problems) count_launch(session, problem, layout.node_of_rank);
+      for (const AttentionProblem& problem : attentions) {
+        for (const bool backward : {false, true}) count_launch(session, problem, backward, layout.node_of_rank);
+      }
     }));
   }
 }
