@@ -431,7 +431,6 @@ Status check_between_nodes(const GemmCall& call, int num_sms) {
                          "_TWO_SHOT",
                          operator_name(call.op)));
   }
-  if (call.mode == MK_ALLGATHER_WGRAD) return not_between_nodes("allgather_gemm (mode WGRAD)");
   if (num_sms < MIN_CTAS_BETWEEN_NODES) {
     return Status(MK_ERROR_UNSUPPORTED,
                   format("mk_%s between nodes needs %d CTAs or more, the communicator may use %d (max_ctas, "
@@ -454,11 +453,13 @@ Status check_signals(const GemmCall& call, int64_t signals) {
 Status plan_network_gather(const GemmCall& call, const TopologyView& nodes, RankGemmPlan& to) {
   mk_plan_t& plan = to.plan;
   MK_RETURN_IF_ERROR(check_signals(call, int64_t{nodes.nranks} * plan.num_chunks));
-  const int64_t chunk_bytes = plan.chunk_rows * round_up(call.k * 2, 16);
+  const int64_t columns = travelling_columns(call);
+  const int64_t chunk_bytes = plan.chunk_rows * round_up(columns * 2, 16);
   if (chunk_bytes > UINT32_MAX) {
-    return Status(MK_ERROR_UNSUPPORTED,
-                  format("mk_%s: k=%lld: between nodes %d rows may have 4 GiB at most", operator_name(call.op),
-                         static_cast<long long>(call.k), plan.chunk_rows));
+    return Status(
+        MK_ERROR_UNSUPPORTED,
+        format("mk_%s: %s=%lld: between nodes %d rows may have 4 GiB at most", operator_name(call.op),
+               call.mode == MK_ALLGATHER_WGRAD ? "n" : "k", static_cast<long long>(columns), plan.chunk_rows));
   }
   plan.send_ctas = 1;
   plan.link_bytes = plan.network_bytes = 0;
@@ -603,11 +604,6 @@ Status plan_network_reduction(const GemmCall& call, const TopologyView& nodes, i
 }
 
 }  // namespace
-
-Status not_between_nodes(const char* name) {
-  return Status(MK_ERROR_UNSUPPORTED,
-                format("mk_%s between nodes is not built for GPUs yet; use MK_DEVICE_HOST", name));
-}
 
 Result<RankGemmPlan> rank_gemm_plan(const GemmCall& call, int rank, int nranks, int num_sms,
                                     const TopologyView* nodes) {

@@ -47,11 +47,8 @@ struct RankGemmPlan {
   gemm_reduce_scatter::Reducers reducers{};
 };
 
-// Why what is called `name` is refused on GPUs of several nodes.
-Status not_between_nodes(const char* name);
-
 // `nodes`: who is where, when the ranks are on several nodes; null: they are on one. MK_ERROR_UNSUPPORTED: more
-// flags or signals than a bank has, or an operator that is not built between nodes.
+// flags or signals than a bank has, or what is not built between nodes.
 Result<RankGemmPlan> rank_gemm_plan(const GemmCall& call, int rank, int nranks, int num_sms,
                                     const TopologyView* nodes = nullptr);
 

@@ -358,6 +358,35 @@ TEST_CASE("between nodes more CTAs push, for they forward, too") {
   CHECK(between.compute_ctas + between.copy_ctas == NUM_SMS - 1);
 }
 
+TEST_CASE("mode WGRAD between nodes: the rows of X cross the network once, whoever's columns of dY are wide") {
+  const std::vector<int32_t> nodes = {0, 0, 1, 1};
+  const auto planned = [&](int rank, int64_t m, int64_t n, int64_t k) {
+    const TopologyArrays arrays(Topology::make(rank, std::vector<std::string>(4, "host"), nodes));
+    GemmCall call = make_call(MK_OPERATOR_ALLGATHER_GEMM, m, n, k);
+    call.mode = MK_ALLGATHER_WGRAD;
+    const Result<RankGemmPlan> plan = rank_gemm_plan(call, rank, 4, NUM_SMS, &arrays.view());
+    REQUIRE(plan.ok());
+    return plan.value();
+  };
+  const RankGemmPlan first = planned(0, 16384, 4096, 8192);
+  CHECK(first.plan.network_bytes == int64_t{4096} * 4096 * 2);
+  CHECK(first.plan.link_bytes == 2 * int64_t{4096} * 4096 * 2);  // its own and those it relays
+  CHECK(first.plan.compute_ctas + first.plan.copy_ctas == NUM_SMS - 1);
+  CHECK(first.plan.send_ctas == 1);
+  CHECK(first.plan.chunk_rows == 64);
+  for (const int64_t k : {0, 8, 1000, 30000}) {
+    for (const int64_t m : {0, 3, 1000, 16384}) {
+      const RankGemmPlan plan = planned(3, m, 4096, k);
+      CHECK(plan.area_bytes <= first.area_bytes);
+      CHECK(plan.plan.chunk_rows == first.plan.chunk_rows);
+      CHECK(plan.num_panels == 1);
+      CHECK(plan.plan.num_chunks == planned(0, m, 4096, 8192).plan.num_chunks);
+      CHECK(plan.gemm.num_workers <= plan.plan.compute_ctas);
+      CHECK(plan.plan.compute_ctas + plan.plan.copy_ctas + 1 <= NUM_SMS);
+    }
+  }
+}
+
 TEST_CASE("reductions between nodes: CTAs that sum, areas that serve smaller calls") {
   const TopologyArrays arrays(
       Topology::make(1, std::vector<std::string>(4, "host"), std::vector<int32_t>{0, 0, 1, 1}));
@@ -537,7 +566,12 @@ TEST_CASE("what cannot run between nodes on GPUs is refused") {
   CHECK(contains(refusal(one_shot, NUM_SMS), "ONE_SHOT is not built"));
   GemmCall wgrad = make_call(MK_OPERATOR_ALLGATHER_GEMM, 512, 512, 512);
   wgrad.mode = MK_ALLGATHER_WGRAD;
-  CHECK(contains(refusal(wgrad, NUM_SMS), "WGRAD) between nodes"));
+  CHECK(contains(refusal(wgrad, 2), "needs 3 CTAs"));
+  CHECK(rank_gemm_plan(wgrad, 0, 2, 3, &arrays.view()).ok());
+  wgrad.n = int64_t{1} << 26;
+  CHECK(contains(refusal(wgrad, NUM_SMS), "n=67108864: between nodes 64 rows may have 4 GiB"));
+  wgrad.n = 64, wgrad.m = int64_t{64} * 40000;
+  CHECK(contains(refusal(wgrad, NUM_SMS), "signals"));
   CHECK(contains(refusal(make_call(MK_OPERATOR_ALLGATHER_GEMM, 512, 512, 512), 2), "needs 3 CTAs"));
   CHECK(contains(refusal(make_call(MK_OPERATOR_ALLGATHER_GEMM, int64_t{128} * 40000, 64, 8), NUM_SMS),
                  "signals"));

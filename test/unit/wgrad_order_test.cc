@@ -4,8 +4,10 @@
 #include "kernels/ops/allgather_gemm/wgrad_order.h"
 
 #include <algorithm>
+#include <string>
 #include <vector>
 
+#include "kernels/topology_arrays.h"
 #include "test/support/catch.h"
 
 namespace {
@@ -43,6 +45,15 @@ int64_t row_read(const Shape& shape, int rank, const WgradPlace& place, int row)
   }
   return -1;
 }
+
+RankOrder ranks_of(int rank, const std::vector<int32_t>& nodes) {
+  const TopologyArrays arrays(Topology::make(rank, std::vector<std::string>(nodes.size(), "host"), nodes));
+  return make_rank_order(arrays.view());
+}
+
+const std::vector<std::vector<int32_t>> LAYOUTS = {
+    {0, 1},       {0, 0, 1, 1},    {0, 1, 0, 1}, {0, 0, 0, 1},
+    {0, 1, 2, 3}, {0, 0, 0, 1, 1}, {0, 1, 1, 2}, {0, 0, 1, 1, 2, 2, 3, 3}};
 
 }  // namespace
 
@@ -109,6 +120,56 @@ TEST_CASE("every step of every source is there once") {
       for (const auto& [source, row] : steps) {
         CHECK((source >= 0 && source < shape.nranks));
         CHECK((row >= 0 && row < order.source_steps * WgradOrder::STEP_ROWS));
+      }
+    }
+  }
+}
+
+TEST_CASE("between nodes own rows come first, then the node's in turn, then the other nodes' in turn") {
+  const RankOrder ranks = ranks_of(3, {0, 0, 1, 1, 1});
+  const WgradOrder order = WgradOrder::of(5 * 100, 3, 5, false);
+  const NearFarTileOrder turns = order.turns(ranks.num_local);
+  const std::vector<std::pair<int, int>> expected = {{3, 0},  {3, 64}, {4, 0}, {2, 0},  {4, 64},
+                                                     {2, 64}, {1, 0},  {0, 0}, {1, 64}, {0, 64}};
+  CHECK(order.num_steps() == static_cast<int>(expected.size()));
+  for (int i = 0; i < order.num_steps(); ++i) {
+    const WgradStep step = order.at(i, turns, ranks);
+    INFO("step " << i << ": rank " << step.source << ", row " << step.row);
+    CHECK(step.source == expected[static_cast<size_t>(i)].first);
+    CHECK(step.row == expected[static_cast<size_t>(i)].second);
+  }
+}
+
+TEST_CASE("between nodes the steps are those of one node in another order, nearest ranks first") {
+  const bool aligned = GENERATE(false, true);
+  for (const std::vector<int32_t>& nodes : LAYOUTS) {
+    const int nranks = static_cast<int>(nodes.size());
+    for (const int64_t m : {0, 1, 9, 64, 129, 1000, 4095}) {
+      for (int rank = 0; rank < nranks; ++rank) {
+        const RankOrder ranks = ranks_of(rank, nodes);
+        const WgradOrder order = WgradOrder::of(m, rank, nranks, aligned);
+        const NearFarTileOrder turns = order.turns(ranks.num_local);
+        std::vector<std::pair<int, int>> in_node, between;
+        int farthest = 0;  // 0: this rank; 1: its node; 2: another
+        std::vector<int> last_row(static_cast<size_t>(nranks), -WgradOrder::STEP_ROWS);
+        for (int i = 0; i < order.num_steps(); ++i) {
+          const WgradStep step = order.at(i, turns, ranks);
+          const WgradStep other = order.at(i);
+          between.emplace_back(step.source, step.row);
+          in_node.emplace_back(other.source, other.row);
+          const auto source = static_cast<size_t>(step.source);
+          const int distance = step.source == rank                                 ? 0
+                               : nodes[source] == nodes[static_cast<size_t>(rank)] ? 1
+                                                                                   : 2;
+          CHECK(distance >= farthest);
+          farthest = distance;
+          CHECK(step.row > last_row[source]);
+          last_row[source] = step.row;
+        }
+        std::sort(in_node.begin(), in_node.end());
+        std::sort(between.begin(), between.end());
+        INFO(nranks << " ranks, m " << m << ", rank " << rank << ", aligned " << aligned);
+        CHECK(between == in_node);
       }
     }
   }

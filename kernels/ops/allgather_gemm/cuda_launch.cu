@@ -7,6 +7,7 @@
 #include "kernels/cuda/rank_gemm_params.h"
 #include "kernels/gemm/tensor_map.h"
 #include "kernels/ops/allgather_gemm/cuda_network_kernel.cuh"
+#include "kernels/ops/allgather_gemm/cuda_network_wgrad.cuh"
 #include "kernels/ops/allgather_gemm/cuda_wgrad.cuh"
 
 namespace mk::allgather_gemm {
@@ -157,12 +158,14 @@ class NetworkForwardLaunch final : public ForwardLaunchOf<NetworkParams> {
   PeerOutput peer_output(const GemmCall&) const override { return {}; }
 };
 
-class WgradLaunch final : public RankGemmLaunch {
+// The same of mode WGRAD.
+template <class Params>
+class WgradLaunchOf : public RankGemmLaunch {
  public:
-  WgradLaunch(const GemmCall& call, const RankGemmPlan& plan, const RankComm& comm)
-      : kernel_(find_kernel(call.dtype == MK_DTYPE_FP16 ? wgrad_kernels_fp16() : wgrad_kernels_bf16(),
-                            WGRAD_TILES, plan.gemm, call.b_layout == MK_LAYOUT_NK)),
-        num_ctas_(plan.plan.compute_ctas + plan.plan.copy_ctas),
+  WgradLaunchOf(const RankGemmTable<Params, NUM_WGRAD_TILES>& table, int num_more_ctas, const GemmCall& call,
+                const RankGemmPlan& plan, const RankComm& comm)
+      : kernel_(find_kernel(table, WGRAD_TILES, plan.gemm, call.b_layout == MK_LAYOUT_NK)),
+        num_ctas_(plan.plan.compute_ctas + plan.plan.copy_ctas + num_more_ctas),
         own_rows_(rows_count(call.m, comm.nranks, comm.rank)) {
     fill_gather(call, plan, comm, &params_);
     params_.wgrad_order = WgradOrder::of(call.m, comm.rank, comm.nranks, call.b_layout == MK_LAYOUT_NK);
@@ -210,7 +213,6 @@ class WgradLaunch final : public RankGemmLaunch {
     }
     return true;
   }
-  PeerOutput peer_output(const GemmCall& call) const override { return gathered_output(call); }
 
   cudaError_t enqueue(const GemmCall& call, const LaunchDetails& details, cudaStream_t stream) override {
     if (has_dy(call) && !move_tensor_map(&params_.load.map_a, call.b)) return cudaErrorInvalidValue;
@@ -235,10 +237,32 @@ class WgradLaunch final : public RankGemmLaunch {
   static bool has_dy(const GemmCall& call) { return call.m > 0 && call.k > 0; }
   bool has_x(const GemmCall& call) const { return own_rows_ > 0 && call.n > 0; }
 
-  const RankGemmKernel<WgradParams>& kernel_;
+  const RankGemmKernel<Params>& kernel_;
   const int num_ctas_;
   const int64_t own_rows_;
-  WgradParams params_{};
+
+ protected:
+  Params params_{};
+};
+
+class WgradLaunch final : public WgradLaunchOf<WgradParams> {
+ public:
+  WgradLaunch(const GemmCall& call, const RankGemmPlan& plan, const RankComm& comm)
+      : WgradLaunchOf(call.dtype == MK_DTYPE_FP16 ? wgrad_kernels_fp16() : wgrad_kernels_bf16(), 0, call, plan,
+                      comm) {}
+
+  PeerOutput peer_output(const GemmCall& call) const override { return gathered_output(call); }
+};
+
+class NetworkWgradLaunch final : public WgradLaunchOf<NetworkWgradParams> {
+ public:
+  NetworkWgradLaunch(const GemmCall& call, const RankGemmPlan& plan, const RankComm& comm)
+      : WgradLaunchOf(call.dtype == MK_DTYPE_FP16 ? network_wgrad_kernels_fp16() : network_wgrad_kernels_bf16(),
+                      NUM_NETWORK_CTAS, call, plan, comm) {
+    params_.far_order = params_.wgrad_order.turns(comm.order.num_local);
+  }
+
+  PeerOutput peer_output(const GemmCall&) const override { return {}; }
 };
 
 template <class Launch>
@@ -258,14 +282,18 @@ cudaError_t cuda_prepare(bool between_nodes) {
   if (!between_nodes) return error;
   if (error == cudaSuccess) error = prepare_table(cuda_network_kernels_bf16());
   if (error == cudaSuccess) error = prepare_table(cuda_network_kernels_fp16());
+  if (error == cudaSuccess) error = prepare_table(network_wgrad_kernels_bf16());
+  if (error == cudaSuccess) error = prepare_table(network_wgrad_kernels_fp16());
   return error;
 }
 
 std::unique_ptr<RankGemmLaunch> make_cuda_launch(const GemmCall& call, const RankGemmPlan& plan,
                                                  const RankComm& comm) {
-  if (comm.order.num_rail_peers > 0) return make<NetworkForwardLaunch>(call, plan, comm);
-  return call.mode == MK_ALLGATHER_WGRAD ? make<WgradLaunch>(call, plan, comm)
-                                         : make<ForwardLaunch>(call, plan, comm);
+  const bool is_wgrad = call.mode == MK_ALLGATHER_WGRAD;
+  if (comm.order.num_rail_peers > 0) {
+    return is_wgrad ? make<NetworkWgradLaunch>(call, plan, comm) : make<NetworkForwardLaunch>(call, plan, comm);
+  }
+  return is_wgrad ? make<WgradLaunch>(call, plan, comm) : make<ForwardLaunch>(call, plan, comm);
 }
 
 }  // namespace mk::allgather_gemm

@@ -256,6 +256,16 @@ __device__ __forceinline__ void run_network_push_cta(const RankLaunch& launch, c
   }
 }
 
+// What a copy warp of a CTA that computes does.
+template <class Config, class Params>
+__device__ __forceinline__ void run_network_copy_warp(const RankLaunch& launch, const Params& params,
+                                                      RankGemmStorage<Config>& smem, const CopyWarp& warp) {
+  const bool has_push_ctas = static_cast<int>(gridDim.x) > params.tiles.num_workers + NUM_NETWORK_CTAS;
+  if (warp.warp == 0 && params.schedule.k > 0 && !has_push_ctas)
+    push_beside_network_product(launch, params, smem.push);
+  if (params.a_gathered != nullptr) gather_rows(launch, params, warp);
+}
+
 // The CTA that has the network: a warp a role, and at the end the launch's puts.
 __device__ inline void run_network_cta(const RankLaunch& launch, const CudaParams& params) {
   const NetworkLaunch network(launch, params.comm);
@@ -265,6 +275,17 @@ __device__ inline void run_network_cta(const RankLaunch& launch, const CudaParam
   if (warp == 2 && params.schedule.k > 0) receive_chunks(launch, network, params);
   __syncthreads();
   if (warp == 0) network.wait_for_puts();
+}
+
+// A CTA that does not compute: the last of them has the network.
+template <class Config>
+__device__ __forceinline__ void run_moving_cta(const RankLaunch& launch, const CudaParams& params,
+                                               uint8_t* smem_bytes) {
+  if (blockIdx.x + NUM_NETWORK_CTAS == gridDim.x) {
+    run_network_cta(launch, params);
+  } else if (params.schedule.k > 0) {
+    run_network_push_cta<Config>(launch, params, smem_bytes);
+  }
 }
 
 template <class Config>
@@ -277,11 +298,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   const int num_workers = params.tiles.num_workers;
   launch.begin_cta();
   if (static_cast<int>(blockIdx.x) >= num_workers) {
-    if (blockIdx.x + NUM_NETWORK_CTAS == gridDim.x) {
-      run_network_cta(launch, params);
-    } else if (params.schedule.k > 0) {
-      run_network_push_cta<Config>(launch, params, smem_bytes);
-    }
+    run_moving_cta<Config>(launch, params, smem_bytes);
     launch.end_cta();
     return;
   }
@@ -289,12 +306,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   __syncthreads();
   run_roles<Config>(
       num_workers, [&] { produce<Config>(launch, smem.mainloop, params); },
-      [&](const CopyWarp& warp) {
-        const bool has_push_ctas = static_cast<int>(gridDim.x) > num_workers + NUM_NETWORK_CTAS;
-        if (warp.warp == 0 && params.schedule.k > 0 && !has_push_ctas)
-          push_beside_network_product(launch, params, smem.push);
-        if (params.a_gathered != nullptr) gather_rows(launch, params, warp);
-      },
+      [&](const CopyWarp& warp) { run_network_copy_warp(launch, params, smem, warp); },
       [&](int warpgroup) {
         RankTileCursor tiles(params.tiles, blockIdx.x, tile_order(params));
         consumer_role<Config>(

@@ -21,6 +21,11 @@ using WgradTable = RankGemmTable<WgradParams, NUM_WGRAD_TILES>;
 const WgradTable& wgrad_kernels_bf16();
 const WgradTable& wgrad_kernels_fp16();
 
+// Between nodes the order is another (cuda_network_wgrad.cuh).
+__device__ __forceinline__ WgradStep wgrad_step(const WgradParams& params, int k_step) {
+  return params.wgrad_order.at(k_step);
+}
+
 // 64 rows of X.
 template <class Config>
 __device__ __forceinline__ void load_x_stage(const RankLaunch& launch, MainloopStorage<Config>& smem, int stage,
@@ -52,9 +57,9 @@ __device__ __forceinline__ void wait_rows(const RankLaunch& launch, const WgradP
   ptx::fence_proxy_async_global();
 }
 
-template <class Config>
+template <class Config, class Params>
 __device__ __forceinline__ void produce_wgrad(const RankLaunch& launch, MainloopStorage<Config>& smem,
-                                              const WgradParams& params) {
+                                              const Params& params) {
   static_assert(Config::BLOCK_K == WgradOrder::STEP_ROWS);
   ptx::prefetch_tensormap(&params.load.map_a);
   ptx::prefetch_tensormap(&params.load.map_b);
@@ -68,7 +73,7 @@ __device__ __forceinline__ void produce_wgrad(const RankLaunch& launch, Mainloop
     const Tracer tracer(params.comm.trace, TRACE_LOAD);
     tracer.begin(TraceKind::load, trace_tile(work));
     for (int k_step = work.k_begin; k_step < work.k_end; ++k_step) {
-      const WgradStep step = params.wgrad_order.at(k_step);
+      const WgradStep step = wgrad_step(params, k_step);
       const int stage = stages.stage;
       mbarrier_wait(&smem.stage_empty[stage], stages.phase ^ 1);
       ptx::mbarrier_arrive_expect_tx(&smem.stage_full[stage], params.load.stage_bytes);
@@ -86,12 +91,24 @@ __device__ __forceinline__ void produce_wgrad(const RankLaunch& launch, Mainloop
 }
 
 template <class Config>
+__device__ __forceinline__ void consume_wgrad(RankGemmStorage<Config>& smem, const WgradParams& params,
+                                              int warpgroup) {
+  const ClusterPosition cluster = {0, 1};
+  TileCursor tiles(params.tiles, blockIdx.x);
+  consumer_role<Config>(
+      smem.mainloop, cluster, warpgroup, params.comm.trace, [&](TileWork* work) { return tiles.next(work); },
+      [&](const TileWork& work, int block, float(&accumulators)[Config::BLOCK_N / 2]) {
+        finish_rows<Config>(params, smem, work, work.m_tile * Config::BLOCK_M, params.c_rows, block,
+                            accumulators);
+      });
+}
+
+template <class Config>
 __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
     wgrad_kernel(const __grid_constant__ WgradParams params) {
   extern __shared__ __align__(1024) uint8_t smem_bytes[];
   RankGemmStorage<Config>& smem = *reinterpret_cast<RankGemmStorage<Config>*>(smem_bytes);
   const RankLaunch launch(params.comm);
-  const ClusterPosition cluster = {0, 1};
   launch.begin_cta();
   if (static_cast<int>(blockIdx.x) >= params.tiles.num_workers) {
     if (params.schedule.k > 0) run_push_cta<Config>(launch, params, smem_bytes);
@@ -103,16 +120,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   run_roles<Config>(
       params.tiles.num_workers, [&] { produce_wgrad<Config>(launch, smem.mainloop, params); },
       [&](const CopyWarp& warp) { run_copy_warp(launch, params, smem, warp); },
-      [&](int warpgroup) {
-        TileCursor tiles(params.tiles, blockIdx.x);
-        consumer_role<Config>(
-            smem.mainloop, cluster, warpgroup, params.comm.trace,
-            [&](TileWork* work) { return tiles.next(work); },
-            [&](const TileWork& work, int block, float(&accumulators)[Config::BLOCK_N / 2]) {
-              finish_rows<Config>(params, smem, work, work.m_tile * Config::BLOCK_M, params.c_rows, block,
-                                  accumulators);
-            });
-      });
+      [&](int warpgroup) { consume_wgrad<Config>(smem, params, warpgroup); });
   launch.end_cta();
 }
 

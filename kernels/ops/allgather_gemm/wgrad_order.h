@@ -3,6 +3,8 @@
 // function of rank and shape alone, and with it the bits of the result.
 #pragma once
 
+#include "kernels/device/network_comm.h"
+#include "kernels/device/rank_tiles.h"
 #include "kernels/protocol.h"
 
 namespace mk::allgather_gemm {
@@ -55,6 +57,18 @@ struct WgradOrder {
     const int turn = others / (nranks - 1);
     const int source = rank + 1 + others - turn * (nranks - 1);
     return step_of(source < nranks ? source : source - nranks, turn);
+  }
+
+  // Between nodes: this rank's rows, then those of its node's other ranks in turn, then those of the other
+  // nodes' ranks in turn, which come last. Steps take turns as rows of tiles do.
+  MK_HOST_DEVICE NearFarTileOrder turns(int num_local) const {
+    return {source_steps, num_local - 1, nranks - num_local};
+  }
+  MK_HOST_DEVICE WgradStep at(int step, const NearFarTileOrder& turns, const RankOrder& ranks) const {
+    TileWork row{};
+    row.m_tile = step;
+    const RankTile found = turns.place(row);
+    return step_of(ranks.rank_at[found.position], found.index);
   }
 
  private:
