@@ -11,8 +11,7 @@
 #include <vector>
 
 #include "../support/catch.h"
-#include "emulated_gpu.h"
-#include "kernels/ops/allgather_gemm/cuda_network_kernel.cuh"
+#include "gather_rank.h"
 
 namespace mk {
 
@@ -29,65 +28,24 @@ namespace {
 
 using allgather_gemm::NetworkParams;
 
-struct Shape {
-  int64_t m, k;
-  int64_t chunk_rows = 32;
-  int panel_steps = 1;
-};
-
 constexpr int kPushCtas = 2;
-constexpr size_t kBankBytes = 1 << 20;
 
-uint16_t element(uint64_t epoch, int64_t row, int64_t column) {
-  return static_cast<uint16_t>(epoch * 40503 + static_cast<uint64_t>(row) * 331 +
-                               static_cast<uint64_t>(column) * 7);
-}
-
-// Of one rank: rows to gather, a launch, and who takes what has come.
-class GatherRank {
+// A launch, and who takes what has come.
+class ForwardRank : public GatherRank {
  public:
-  explicit GatherRank(Rank& rank) : rank_(rank), gpu_(rank) {}
+  using GatherRank::GatherRank;
 
   Status set_up(int64_t wait_timeout_ms = 60000) {
-    return gpu_.set_up(kPushCtas + 1, kBankBytes, wait_timeout_ms);
+    return GatherRank::set_up(kPushCtas + allgather_gemm::NUM_NETWORK_CTAS, wait_timeout_ms);
   }
-  EmulatedGpu& gpu() { return gpu_; }
 
   NetworkParams params(const Shape& shape) {
     NetworkParams params{};
-    params.comm = gpu_.comm();
-    const RankComm& comm = params.comm;
-    params.comm.entry.op = MK_OPERATOR_ALLGATHER_GEMM;
-    params.comm.entry.output_offset = kNoOutput;
-    params.comm.entry.shape[0] = shape.m;
-    params.comm.entry.shape[1] = shape.k;
-    const int64_t max_rows = ceil_div(shape.m, comm.nranks);
-    params.schedule.topology.nranks = comm.nranks;
-    params.schedule.topology.rank = comm.rank;
-    params.schedule.m = shape.m;
-    params.schedule.k = shape.k;
-    params.schedule.chunk_rows = shape.chunk_rows;
-    params.schedule.max_chunks = std::max(1, num_chunks(max_rows, shape.chunk_rows));
-    params.m = static_cast<int>(shape.m);
-    params.max_rows = static_cast<int>(std::max<int64_t>(1, max_rows));
+    describe(shape, &params);
     params.push_order = {4, 2, 3, 3, 5};
-    params.panel_steps = shape.panel_steps;
-    params.num_panels =
-        static_cast<int>(std::max<int64_t>(1, ceil_div(ceil_div(shape.k, 64), shape.panel_steps)));
-    params.a_pitch = round_up(shape.k, 8) * 2;
-    rows_.assign(static_cast<size_t>(max_rows * params.a_pitch / 2 + 8), 0xdead);
-    params.a = reinterpret_cast<const std::byte*>(rows_.data());
     return params;
   }
-
-  void fill(const NetworkParams& params, uint64_t epoch) {
-    for (int64_t row = 0; row < params.schedule.rows(rank_.rank); ++row) {
-      for (int64_t column = 0; column < params.schedule.k; ++column) {
-        rows_[static_cast<size_t>(row * params.a_pitch / 2 + column)] =
-            element(epoch, int64_t{rank_.rank} * params.max_rows + row, column);
-      }
-    }
-  }
+  void fill(const NetworkParams& params, uint64_t epoch) { fill_rows(params, epoch); }
 
   // A launch but for its product.
   void launch(const NetworkParams& params) {
@@ -95,13 +53,9 @@ class GatherRank {
     emulation::run_ctas(kPushCtas + 1, EmulatedConfig::NUM_THREADS / 32, [&] {
       const RankLaunch launch(params.comm);
       launch.begin_cta();
-      if (blockIdx.x + allgather_gemm::NUM_NETWORK_CTAS == gridDim.x) {
-        allgather_gemm::run_network_cta(launch, params);
-      } else if (params.schedule.k > 0) {
-        auto address = reinterpret_cast<uintptr_t>(smem[blockIdx.x].data());
-        allgather_gemm::run_network_push_cta<EmulatedConfig>(
-            launch, params, reinterpret_cast<uint8_t*>((address + 127) / 128 * 128));
-      }
+      auto address = reinterpret_cast<uintptr_t>(smem[blockIdx.x].data());
+      allgather_gemm::run_moving_cta<EmulatedConfig>(launch, params,
+                                                     reinterpret_cast<uint8_t*>((address + 127) / 128 * 128));
       launch.end_cta();
     });
   }
@@ -142,27 +96,18 @@ class GatherRank {
 
  private:
   using Smem = PushCtaStorage<EmulatedConfig::NUM_THREADS>;
-
-  Rank& rank_;
-  EmulatedGpu gpu_;
-  std::vector<uint16_t> rows_;
 };
 
-std::string run_launches(GatherRank& gather, Rank& rank, const Shape& shape, int launches) {
-  EmulatedGpu& gpu = gather.gpu();
+std::string run_launches(ForwardRank& gather, Rank& rank, const Shape& shape, int launches) {
   const NetworkParams params = gather.params(shape);
   for (int turn = 0; turn < launches; ++turn) {
-    const uint64_t epoch = gpu.epoch() + 1;
+    const uint64_t epoch = gather.gpu().epoch() + 1;
     gather.fill(params, epoch);
     std::string wrong;
     std::thread consumer([&] { wrong = gather.consume(params, epoch); });
     gather.launch(params);
     consumer.join();
-    if (const std::string sentence = gpu.sentence(); !sentence.empty()) return sentence + "; ";
-    if (!wrong.empty()) return wrong;
-    MK_EXPECT(gpu.epoch() == epoch && gpu.is_idle());
-    MK_EXPECT(EmulatedGpu::is_clean(*params.comm.state));
-    MK_EXPECT(rank.endpoint->completed() == params.comm.network.queue.state->head);
+    if (std::string text = state_after(gather, rank, params.comm, epoch) + wrong; !text.empty()) return text;
   }
   return "";
 }
@@ -178,13 +123,13 @@ TEST_CASE("rows travel between nodes and inside them, launch after launch", "[em
     INFO(backend.backend << " seed " << backend.seed << " " << backend.environment << ", " << nodes.size()
                          << " ranks");
     CHECK(run_ranks(RankKind::threads, backend, nodes, [&](Rank& rank) -> std::string {
-            GatherRank gather(rank);
+            ForwardRank gather(rank);
             MK_EXPECT_OK(gather.set_up());
             MK_EXPECT(rank.barrier());
             for (const Shape& shape : {Shape{500, 200}, Shape{3, 72}, Shape{0, 64}, Shape{70, 0},
                                        Shape{257, 33, 64, 1}, Shape{130, 520, 32, 4}, Shape{40, 8}}) {
               if (std::string text = run_launches(gather, rank, shape, 3); !text.empty()) {
-                return format("m %lld, k %lld: ", (long long)shape.m, (long long)shape.k) + text;
+                return format("m %lld, k %lld: ", (long long)shape.m, (long long)shape.columns) + text;
               }
             }
             MK_EXPECT(rank.barrier());
@@ -196,7 +141,7 @@ TEST_CASE("rows travel between nodes and inside them, launch after launch", "[em
 TEST_CASE("a disagreement between nodes ends the launch on every rank", "[emulation]") {
   const std::vector<int> nodes = {0, 0, 1, 1};
   CHECK(run_ranks(RankKind::threads, {"loopback", "0"}, nodes, [&](Rank& rank) -> std::string {
-          GatherRank gather(rank);
+          ForwardRank gather(rank);
           MK_EXPECT_OK(gather.set_up());
           MK_EXPECT(rank.barrier());
           const NetworkParams params = gather.params({rank.rank == 3 ? 300 : 500, 200});
@@ -214,7 +159,7 @@ TEST_CASE("a disagreement between nodes ends the launch on every rank", "[emulat
 TEST_CASE("who waits for a put that does not come says for what", "[emulation]") {
   const std::vector<int> nodes = {0, 1};
   CHECK(run_ranks(RankKind::threads, {"loopback", "0"}, nodes, [&](Rank& rank) -> std::string {
-          GatherRank gather(rank);
+          ForwardRank gather(rank);
           MK_EXPECT_OK(gather.set_up(rank.rank == 0 ? 300 : 60000));
           MK_EXPECT(rank.barrier());
           NetworkParams params = gather.params({500, 200});

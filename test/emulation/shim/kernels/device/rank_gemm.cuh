@@ -20,8 +20,20 @@ struct ClusterPosition {
 };
 template <class Config>
 struct MainloopStorage;
+// Stages as a producer and who stands in for consumers hand them to each other: their barriers count phases.
 template <int NUM_STAGES>
-struct StageCursor;
+struct StageCursor {
+  int stage = 0;
+  uint32_t phase = 0;
+  void advance() {
+    if (++stage < NUM_STAGES) return;
+    stage = 0;
+    phase ^= 1;
+  }
+};
+inline void mbarrier_wait(uint64_t* barrier, uint32_t phase) {
+  while ((__atomic_load_n(barrier, __ATOMIC_ACQUIRE) & 1) == phase) emulation::pause();
+}
 template <class Config>
 struct RankGemmStorage;
 struct AIsReady {};

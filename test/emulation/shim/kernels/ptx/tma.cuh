@@ -13,8 +13,8 @@ inline void cp_async_bulk_shared_global(void* smem_destination, const void* gmem
 inline void cp_async_bulk_global_shared(void* gmem_destination, const void* smem_source, uint32_t num_bytes) {
   std::memcpy(gmem_destination, smem_source, num_bytes);
 }
-// What a CUtensorMap of four dimensions holds here: boxes are 64 columns of box_rows rows, filled up with
-// zeros, and not swizzled.
+// What a CUtensorMap of three or four dimensions holds here: boxes are 64 columns of box_rows rows, filled up
+// with zeros, and not swizzled.
 struct EmulatedTensor {
   const uint16_t* data;
   int64_t dims[4];
@@ -36,9 +36,23 @@ inline void cp_async_bulk_tensor_4d_shared_global(void* smem_destination, const 
   }
 }
 inline void prefetch_tensormap(const CUtensorMap*) {}
-// Of a product: there is none here.
-template <class... T>
-void cp_async_bulk_tensor_3d_shared_global(T...);
+// Of three dimensions; it counts itself in at the barrier, for who stands in for consumers.
+inline void cp_async_bulk_tensor_3d_shared_global(void* smem_destination, const CUtensorMap* map,
+                                                  uint64_t* barrier, int32_t column, int32_t row,
+                                                  int32_t third) {
+  EmulatedTensor tensor;
+  std::memcpy(&tensor, map, sizeof tensor);
+  auto* to = static_cast<uint16_t*>(smem_destination);
+  for (int64_t y = row; y < row + tensor.box_rows; ++y) {
+    for (int64_t x = column; x < column + 64; ++x, ++to) {
+      const bool is_inside =
+          x < tensor.dims[0] && y >= 0 && y < tensor.dims[1] && third >= 0 && third < tensor.dims[2];
+      const int64_t offset = y * tensor.stride_bytes[0] + third * tensor.stride_bytes[1];
+      *to = is_inside ? tensor.data[offset / 2 + x] : 0;
+    }
+  }
+  __atomic_fetch_add(barrier, 1, __ATOMIC_RELEASE);
+}
 inline void cp_async_bulk_commit_group() {}
 template <int NUM_PENDING>
 void cp_async_bulk_wait_group() {}
