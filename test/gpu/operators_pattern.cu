@@ -49,7 +49,7 @@ __device__ float pattern_a(uint32_t turn, int slice, int64_t row, int64_t column
   return (column == sparse.at[0] ? sparse.value[0] : 0.0f) + (column == sparse.at[1] ? sparse.value[1] : 0.0f);
 }
 
-// Every rank has its own B.
+// Every rank has its own B; the X of mode WGRAD is rank 0's.
 __device__ float pattern_b(uint32_t turn, int rank, int64_t row, int64_t column) {
   return small_integer(hash((turn ^ SALT_B) + 977 * rank, row, column));
 }
@@ -115,9 +115,10 @@ __global__ void fill_kernel(const Operands to, Filling filling, const uint32_t* 
   for (int64_t i = first_index(); i < to.a_rows * to.lda; i += index_step()) {
     const int64_t row = to.a_first_row + i / to.lda, column = i % to.lda;
     float value = nan_value();
-    if (column < to.k) {
-      value = filling == Filling::pattern ? pattern_a(turn, slice, row, column, to.k)
-                                          : operand(filling, turn ^ SALT_A, slice, row, column, true);
+    if (column < to.a_columns) {
+      value = filling != Filling::pattern ? operand(filling, turn ^ SALT_A, slice, row, column, true)
+              : to.wgrad                  ? pattern_b(turn, 0, row, column)
+                                          : pattern_a(turn, slice, row, column, to.k);
     }
     store(to.a, to.dtype, i, value);
   }
@@ -126,8 +127,9 @@ __global__ void fill_kernel(const Operands to, Filling filling, const uint32_t* 
     const int64_t inner = to.transposed ? column : row, outer = to.transposed ? row : column;
     float value = nan_value();
     if (column < to.b_columns) {
-      value = filling == Filling::pattern ? pattern_b(turn, to.rank, inner, outer)
-                                          : operand(filling, turn ^ SALT_B, to.rank, inner, outer, false);
+      value = filling != Filling::pattern ? operand(filling, turn ^ SALT_B, to.rank, inner, outer, false)
+              : to.wgrad                  ? pattern_a(turn, to.rank, outer, inner, to.m)
+                                          : pattern_b(turn, to.rank, inner, outer);
     }
     store(to.b, to.dtype, i, value);
   }
@@ -146,9 +148,9 @@ __device__ float expected_c(const Operands& of, uint32_t turn, int64_t row, int6
   const bool gathers = of.op == MK_OPERATOR_ALLGATHER_GEMM;
   float sum = 0;
   for (int slice = 0; slice < (gathers ? 1 : of.nranks); ++slice) {
-    const int64_t k = gathers ? of.k : max(int64_t{0}, of.first_k - slice * of.k_less);
-    const SparseRow sparse = sparse_row(turn, slice, row, k);
-    const int source = gathers ? of.rank : slice;
+    const int64_t k = of.wgrad ? of.m : gathers ? of.k : max(int64_t{0}, of.first_k - slice * of.k_less);
+    const SparseRow sparse = sparse_row(turn, of.wgrad ? of.rank : slice, row, k);
+    const int source = of.wgrad ? 0 : gathers ? of.rank : slice;
     for (int i = 0; i < 2 && k > 0; ++i) sum += sparse.value[i] * pattern_b(turn, source, sparse.at[i], column);
   }
   if (of.has_bias) sum += pattern_bias(turn, column);
@@ -168,8 +170,9 @@ __global__ void check_kernel(const Operands of, const uint32_t* turn_at, int lab
   for (int64_t i = first_index(); of.has_gathered && i < of.m * of.ld_gathered; i += index_step()) {
     const int64_t row = i / of.ld_gathered, column = i % of.ld_gathered;
     const float seen = load(of.gathered, of.dtype, i);
-    const float expected = column < of.k ? pattern_a(turn, 0, row, column, of.k) : nan_value();
-    if (column < of.k ? seen != expected : !isnan(seen))
+    const float value = of.wgrad ? pattern_b(turn, 0, row, column) : pattern_a(turn, 0, row, column, of.k);
+    const float expected = column < of.a_columns ? value : nan_value();
+    if (column < of.a_columns ? seen != expected : !isnan(seen))
       complain(wrong, 1, turn, label, row, column, seen, expected);
   }
 }
@@ -228,14 +231,16 @@ Operands shape_of(const Problem& problem, int rank, int nranks) {
   const int64_t per_rank = (problem.m + nranks - 1) / nranks;
   const int64_t begin = std::min(problem.m, per_rank * rank);
   const int64_t own = std::min(problem.m, begin + per_rank) - begin;
-  of.op = problem.op, of.rank = rank, of.nranks = nranks;
+  of.op = problem.op, of.wgrad = problem.wgrad, of.rank = rank, of.nranks = nranks;
   of.m = problem.m, of.n = problem.n;
-  of.first_k = problem.k, of.k_less = gathers ? 0 : problem.k_less;
+  of.first_k = problem.k, of.k_less = gathers && !problem.wgrad ? 0 : problem.k_less;
   of.k = std::max<int64_t>(0, problem.k - of.k_less * rank);
   of.a_rows = gathers ? own : problem.m, of.a_first_row = gathers ? begin : 0;
-  of.b_rows = problem.transposed ? of.n : of.k, of.b_columns = problem.transposed ? of.k : of.n;
-  of.c_rows = scatters ? own : problem.m, of.c_first_row = scatters ? begin : 0;
-  of.lda = std::max<int64_t>(8, round_up(of.k, 8) + problem.padding);
+  of.a_columns = problem.wgrad ? of.n : of.k;
+  const int64_t inner = problem.wgrad ? of.m : of.k, outer = problem.wgrad ? of.k : of.n;
+  of.b_rows = problem.transposed ? outer : inner, of.b_columns = problem.transposed ? inner : outer;
+  of.c_rows = problem.wgrad ? of.k : scatters ? own : problem.m, of.c_first_row = scatters ? begin : 0;
+  of.lda = std::max<int64_t>(8, round_up(of.a_columns, 8) + problem.padding);
   of.ldb = std::max<int64_t>(8, round_up(of.b_columns, 8) + problem.padding);
   of.ldc = std::max<int64_t>(8, round_up(of.n, 8) + problem.padding);
   of.ld_gathered = of.lda;
@@ -252,10 +257,11 @@ std::string describe(const Problem& problem, int nranks) {
   const char* types[] = {"default", "bf16", "fp16", "fp32"};
   const char* algorithms[] = {"", " one-shot", " two-shot"};
   char text[256];
-  std::snprintf(text, sizeof text, "%s W=%d m=%lld n=%lld k=%lld%s %s->%s%s%s%s%s%s", names[problem.op], nranks,
-                static_cast<long long>(problem.m), static_cast<long long>(problem.n),
-                static_cast<long long>(problem.k), problem.transposed ? " NK" : "", types[problem.dtype],
-                types[problem.out], problem.accumulate ? " accumulate" : "", problem.bias ? " bias" : "",
+  std::snprintf(text, sizeof text, "%s%s W=%d m=%lld n=%lld k=%lld%s %s->%s%s%s%s%s%s", names[problem.op],
+                problem.wgrad ? " WGRAD" : "", nranks, static_cast<long long>(problem.m),
+                static_cast<long long>(problem.n), static_cast<long long>(problem.k),
+                problem.transposed ? " NK" : "", types[problem.dtype], types[problem.out],
+                problem.accumulate ? " accumulate" : "", problem.bias ? " bias" : "",
                 problem.gathered ? " gathered" : "", problem.k_less > 0 ? " uneven k" : "",
                 algorithms[problem.algorithm]);
   return text;
@@ -377,6 +383,7 @@ mk_status_t prepare(mk_comm_t comm, const Problem& problem) {
   maxima.m = problem.m, maxima.n = problem.n, maxima.k = problem.k;
   maxima.dtype = problem.dtype, maxima.out_dtype = problem.out, maxima.comm_dtype = problem.comm;
   maxima.tuning = &tuning;
+  if (problem.wgrad) maxima.mode = MK_ALLGATHER_WGRAD;
   if (problem.op == MK_OPERATOR_ALLGATHER_GEMM) return mk_allgather_gemm_prepare(comm, &maxima);
   if (problem.op == MK_OPERATOR_GEMM_REDUCE_SCATTER) return mk_gemm_reduce_scatter_prepare(comm, &maxima);
   return mk_gemm_allreduce_prepare(comm, &maxima);
@@ -399,6 +406,7 @@ mk_status_t call(mk_comm_t comm, const Problem& problem, const Operands& operand
   if (problem.op == MK_OPERATOR_ALLGATHER_GEMM) {
     mk_allgather_gemm_args_t args = MK_ALLGATHER_GEMM_ARGS_INIT;
     fill(args);
+    if (problem.wgrad) args.mode = MK_ALLGATHER_WGRAD;
     if (operands.has_gathered) args.a_gathered = operands.gathered, args.lda_gathered = operands.ld_gathered;
     return mk_allgather_gemm(comm, &args, stream);
   }

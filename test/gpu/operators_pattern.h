@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
 // Operands whose products are known in closed form, so that every element of every launch can be checked on the
 // device for little: each row of A has two elements that are not zero, at places that the turn, the row and
-// the rank decide; B and bias are small integers. Every sum is an integer of at most 256 in magnitude (up to
-// 20 ranks), which all types hold, so a lost, doubled or stale tile shows, whatever the order of sums. The turn
-// is counted on the device: a replayed graph gets new operands, too.
+// the rank decide (in mode WGRAD each column of dY has); B (there X) and bias are small integers. Every sum is
+// an integer of at most 256 in magnitude (up to 20 ranks), which all types hold, so a lost, doubled or stale
+// tile shows, whatever the order of sums. The turn is counted on the device: a replayed graph gets new
+// operands, too.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -27,8 +28,9 @@ struct Problem {
   bool bias = false;
   bool gathered = false;  // the gathered A is asked for
   mk_algorithm_t algorithm = MK_ALGORITHM_AUTO;
-  int64_t k_less = 0;   // reductions: how much shorter the slice of each next rank is
+  int64_t k_less = 0;   // reductions, mode WGRAD: by how much the k of each next rank is less
   int64_t padding = 8;  // elements behind each row, which nobody may touch
+  bool wgrad = false;   // the all-gather in mode WGRAD: a is X, b is dY
 };
 std::string describe(const Problem& problem, int nranks);
 
@@ -40,10 +42,10 @@ enum class Filling : int {
 
 // The matrices of one rank: rows, leading dimensions and addresses.
 struct Operands {
-  int op, rank, nranks;
+  int op, wgrad, rank, nranks;
   int64_t m, n, k;          // k of this rank
   int64_t first_k, k_less;  // of rank 0
-  int64_t a_rows, a_first_row, b_rows, b_columns, c_rows, c_first_row;
+  int64_t a_rows, a_columns, a_first_row, b_rows, b_columns, c_rows, c_first_row;
   int64_t lda, ldb, ldc, ld_gathered;
   int dtype, out_dtype;
   int transposed, accumulate, has_bias, has_gathered;
