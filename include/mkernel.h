@@ -429,10 +429,10 @@ MK_API mk_status_t mk_mem_deregister(mk_comm_t comm, mk_memory_t memory);
  *   shapes; outputs are undefined, the communicator stays usable but for CUDA between nodes), _TIMEOUT, _REMOTE,
  *   _ABORTED, _NETWORK.
  *
- * On CUDA with ranks on several nodes every operator needs 3 CTAs a rank or more (mk_moe_gemm_combine 4). Mode WGRAD of
- *   mk_allgather_gemm and MK_ALGORITHM_ONE_SHOT of mk_gemm_allreduce answer MK_ERROR_UNSUPPORTED there. So do GEMM calls of
- *   several ranks on CUDA whose m, n or k is above 1 073 709 055, or which would need more flags or signals of transfer
- *   than a launch has: use several calls.
+ * On CUDA with ranks on several nodes every operator needs 3 CTAs a rank or more (mk_moe_gemm_combine 4), and
+ *   MK_ALGORITHM_ONE_SHOT of mk_gemm_allreduce answers MK_ERROR_UNSUPPORTED. So do GEMM calls of several ranks on CUDA whose
+ *   m, n or k is above 1 073 709 055, or which would need more flags or signals of transfer than a launch has: use several
+ *   calls.
  *
  * Empty products: m or n may be 0; k 0 gives zero (plus bias, plus C when accumulating). */
 
@@ -462,10 +462,10 @@ typedef struct mk_gemm_maxima {
  *   NK: dY transposed, [k,m]), C[k,n] = dY^T * allgather(X) (+ C). bias must be NULL. a_gathered gets X[m,n]. On the
  *   host executor each element is summed in fp32 over the rows of each source rank, and these sums then in the order:
  *   this rank, the next ranks of its node, the next nodes; on CUDA in one fp32 sum, or a few, added in order: over this
- *   rank's rows, then over 64 rows of each other rank in turn, from the next one on. (There a row of X meets dY's rows of
- *   its own number and, as zeros behind a rank's last row, up to 63 more: an infinity in dY may become NaN.) With m 0, C
- *   is zero (plus C when accumulating). Gradients are usually accumulated over micro-batches: accumulate 1 with
- *   out_dtype FP32.
+ *   rank's rows, then over 64 rows of each other rank in turn, from the next one on, those of its node before those of
+ *   other nodes. (There a row of X meets dY's rows of its own number and, as zeros behind a rank's last row, up to 63 more:
+ *   an infinity in dY may become NaN.) With m 0, C is zero (plus C when accumulating). Gradients are usually accumulated
+ *   over micro-batches: accumulate 1 with out_dtype FP32.
  * Globally equal: m, k (FORWARD) or m, n (WGRAD), mode, dtype, tuning. Rank-local: the rest, n (FORWARD) or k (WGRAD)
  * included. Calls of a mode are covered by maxima of that mode. */
 typedef struct mk_allgather_gemm_args {
