@@ -7,6 +7,7 @@
 #include "kernels/cuda/ring_attention_tensors.h"
 #include "kernels/ops/ring_attention_backward/cuda_network_kernel.cuh"
 #include "kernels/ops/ring_attention_backward/cuda_packed_kernel.cuh"
+#include "kernels/ops/ring_attention_backward/cuda_packed_network_kernel.cuh"
 #include "kernels/ops/ring_attention_backward/cuda_packed_row_sums.cuh"
 #include "kernels/ops/ring_attention_backward/cuda_row_sums.cuh"
 
@@ -72,12 +73,13 @@ cudaError_t launch_row_sums(const RingAttentionCall& call, const RingAttentionBa
       &config, is_fp16 ? packed_row_sums_kernel<__half> : packed_row_sums_kernel<__nv_bfloat16>, packed);
 }
 
-cudaError_t launch_packed(const RingAttentionCall& call, const RingAttentionBackwardPlan& plan,
-                          const RankComm& comm, cudaStream_t stream) {
-  const PackedTable& table =
-      call.dtype == MK_DTYPE_FP16 ? cuda_packed_kernels_fp16() : cuda_packed_kernels_bf16();
-  const PackedKernel& kernel = table.entries[plan.panels.head_dim == 64 ? 0 : 1];
-  PackedArguments arguments{};
+// Of the kernels of packed sequences: fills in what all of them have, then enqueues both kernels.
+template <class Params>
+cudaError_t launch_packed_with(const CudaTableOf<ring_attention::PackedArguments<Params>>& table,
+                               const RingAttentionCall& call, const RingAttentionBackwardPlan& plan,
+                               const RankComm& comm, int num_ctas,
+                               ring_attention::PackedArguments<Params>& arguments, cudaStream_t stream) {
+  const auto& kernel = table.entries[plan.panels.head_dim == 64 ? 0 : 1];
   fill_packed_arguments(call, plan.packed, comm, TILE_ROWS, &arguments);
   const int64_t rows = rows_of_maps(call, plan.tiles.slices.rows(comm.rank));
   const auto encode = [&](int which, const void* data, int heads) {
@@ -88,8 +90,7 @@ cudaError_t launch_packed(const RingAttentionCall& call, const RingAttentionBack
       !encode(ring_attention::PACKED_V, call.v, call.kv_heads)) {
     return cudaErrorInvalidValue;
   }
-  PackedParams& params = arguments.params;
-  params.panels = plan.panels;
+  Params& params = arguments.params;
   params.num_push_ctas = plan.num_push_ctas;
   params.scale = call.scale;
   params.dq = head_rows(call, call.dq, call.heads, rows);
@@ -97,8 +98,38 @@ cudaError_t launch_packed(const RingAttentionCall& call, const RingAttentionBack
   params.dv = head_rows(call, call.dv, call.kv_heads, rows);
   const cudaError_t error = launch_row_sums(call, plan, comm, rows, stream);
   if (error != cudaSuccess) return error;
-  return launch_cooperatively(kernel.kernel, arguments, plan.plan.compute_ctas, kernel.num_threads,
-                              kernel.smem_bytes, stream);
+  return launch_cooperatively(kernel.kernel, arguments, num_ctas, kernel.num_threads, kernel.smem_bytes,
+                              stream);
+}
+
+int num_ctas_between_nodes(const RingAttentionBackwardPlan& plan) {
+  return plan.plan.compute_ctas + plan.num_forward_ctas + 1;
+}
+
+template <class Params>
+void fill_between_nodes(const RingAttentionBackwardPlan& plan, Params* params) {
+  params->routes = plan.routes;
+  params->nodes = plan.nodes;
+  params->num_compute_ctas = plan.plan.compute_ctas;
+}
+
+cudaError_t launch_packed(const RingAttentionCall& call, const RingAttentionBackwardPlan& plan,
+                          const RankComm& comm, cudaStream_t stream) {
+  PackedArguments arguments{};
+  arguments.params.panels = plan.panels;
+  return launch_packed_with(
+      call.dtype == MK_DTYPE_FP16 ? cuda_packed_kernels_fp16() : cuda_packed_kernels_bf16(), call, plan, comm,
+      plan.plan.compute_ctas, arguments, stream);
+}
+
+cudaError_t launch_packed_between_nodes(const RingAttentionCall& call, const RingAttentionBackwardPlan& plan,
+                                        const RankComm& comm, cudaStream_t stream) {
+  ring_attention::PackedArguments<PackedNetworkParams> arguments{};
+  arguments.params.panels = plan.packed_network;
+  fill_between_nodes(plan, &arguments.params);
+  return launch_packed_with(
+      call.dtype == MK_DTYPE_FP16 ? cuda_packed_network_kernels_fp16() : cuda_packed_network_kernels_bf16(),
+      call, plan, comm, num_ctas_between_nodes(plan), arguments, stream);
 }
 
 // Of the kernels of one sequence: fills in what all of them have, then enqueues both kernels.
@@ -143,11 +174,9 @@ cudaError_t launch_between_nodes(const RingAttentionCall& call, const RingAttent
                                  const RankComm& comm, cudaStream_t stream) {
   NetworkParams params{};
   params.panels = plan.network;
-  params.routes = plan.routes;
-  params.nodes = plan.nodes;
-  params.num_compute_ctas = plan.plan.compute_ctas;
+  fill_between_nodes(plan, &params);
   return launch_with(call.dtype == MK_DTYPE_FP16 ? cuda_network_kernels_fp16() : cuda_network_kernels_bf16(),
-                     call, plan, comm, plan.plan.compute_ctas + plan.num_forward_ctas + 1, params, stream);
+                     call, plan, comm, num_ctas_between_nodes(plan), params, stream);
 }
 
 }  // namespace
@@ -163,15 +192,20 @@ cudaError_t ring_attention_backward_prepare(bool between_nodes) {
   if (!between_nodes) return error;
   if (error == cudaSuccess) error = prepare_table(cuda_network_kernels_bf16());
   if (error == cudaSuccess) error = prepare_table(cuda_network_kernels_fp16());
+  if (error == cudaSuccess) error = prepare_table(cuda_packed_network_kernels_bf16());
+  if (error == cudaSuccess) error = prepare_table(cuda_packed_network_kernels_fp16());
   return error;
 }
 
 cudaError_t ring_attention_backward_launch(const RingAttentionCall& call, const RingAttentionBackwardPlan& plan,
                                            const RankComm& comm, cudaStream_t stream) {
   if (!tensor_map_is_prepared()) return cudaErrorNotReady;
-  if (call.num_sequences > 0) return launch_packed(call, plan, comm, stream);
-  return comm.order.num_rail_peers > 0 ? launch_between_nodes(call, plan, comm, stream)
-                                       : launch_in_node(call, plan, comm, stream);
+  const bool is_packed = call.num_sequences > 0;
+  if (comm.order.num_rail_peers > 0) {
+    return is_packed ? launch_packed_between_nodes(call, plan, comm, stream)
+                     : launch_between_nodes(call, plan, comm, stream);
+  }
+  return is_packed ? launch_packed(call, plan, comm, stream) : launch_in_node(call, plan, comm, stream);
 }
 
 }  // namespace mk

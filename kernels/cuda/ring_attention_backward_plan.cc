@@ -38,6 +38,15 @@ NetworkGradientPanels make_network_panels(const RingAttentionCall& call, const C
           most_part_slots(nodes)};
 }
 
+PackedNetworkGradientPanels make_packed_network_panels(const RingAttentionCall& call, bool zigzag,
+                                                       const TopologyView& nodes) {
+  const GradientPanels of_node = make_packed_panels(call, nodes.nranks, zigzag);
+  return {{packed_network_panels(call, packed_slices(call, nodes.nranks, zigzag), BLOCK_ROWS, of_node,
+                                 network_needs(nodes)),
+           of_node.num_query_heads, of_node.head_dim},
+          most_part_slots(nodes)};
+}
+
 // Tiles of queries, and of keys of which its queries see something: the same in any order.
 int64_t tiles_of_rank(const RingAttentionBackwardPlan& plan) {
   return int64_t{plan.tiles.batch} * plan.tiles.heads * plan.tiles.tiles_of_head() + plan.key_tiles.size();
@@ -55,15 +64,24 @@ int64_t part_bytes_of(const NetworkGradientPanels& panels, int owner, int source
 // What is different between nodes; the pushes' bytes go to *pushed, and *num_sms are left to compute.
 Status plan_between_nodes(const RingAttentionCall& call, const TopologyView& nodes, int* num_sms,
                           int64_t* pushed, RingAttentionBackwardPlan* to) {
+  const auto take = [&](const auto& panels) {
+    static_cast<KeyPanels&>(to->panels) = panels;
+    MK_RETURN_IF_ERROR(check_flags(call, panels, panels.num_flags()));
+    return check_puts(call, panels, network_needs(nodes));
+  };
   NetworkGradientPanels& panels = to->network;
   panels = make_network_panels(call, to->tiles.slices, nodes);
-  static_cast<KeyPanels&>(to->panels) = panels;
-  MK_RETURN_IF_ERROR(check_flags(call, panels, panels.num_flags()));
-  MK_RETURN_IF_ERROR(check_puts(call, panels, network_needs(nodes)));
+  if (call.num_sequences > 0) {
+    to->packed_network = make_packed_network_panels(call, to->tiles.slices.zigzag, nodes);
+    MK_RETURN_IF_ERROR(take(to->packed_network));
+  } else {
+    MK_RETURN_IF_ERROR(take(panels));
+  }
   Result<NetworkShare> share = plan_network(call, nodes, panels, num_sms);
   if (!share.ok()) return share.status();
   *pushed = share->pushed_bytes;
   to->nodes = share->nodes;
+  to->packed_network.own = share->nodes.own;
   to->routes = make_part_routes(nodes);
   to->num_forward_ctas = share->num_forward_ctas;
   mk_plan_t& plan = to->plan;
@@ -97,11 +115,6 @@ Result<RingAttentionBackwardPlan> ring_attention_backward_plan(const RingAttenti
   RingAttentionBackwardPlan plan{};
   plan.plan = MK_PLAN_INIT;
   const bool is_packed = call.num_sequences > 0, is_zigzag = call.causal == MK_CAUSAL_ZIGZAG;
-  if (is_packed && nodes != nullptr) {
-    return unsupported(call,
-                       "num_sequences: packed sequences are not built for GPUs of several nodes yet; use "
-                       "MK_DEVICE_HOST");
-  }
   // Of packed sequences as if they were one: a plan looks at no pointer.
   const CudaSlices slices = cuda_slices(call, nranks, is_zigzag);
   const GradientPanels one = make_panels(call, slices);
@@ -121,7 +134,10 @@ Result<RingAttentionBackwardPlan> ring_attention_backward_plan(const RingAttenti
     const CudaSlices cut = cuda_slices(call, nranks, zigzag);
     size_t bytes = nodes == nullptr ? make_panels(call, cut).area_bytes()
                                     : make_network_panels(call, cut, *nodes).area_bytes();
-    if (is_packed) bytes = std::max(bytes, make_packed_panels(call, nranks, zigzag).area_bytes());
+    if (is_packed) {
+      bytes = std::max(bytes, nodes == nullptr ? make_packed_panels(call, nranks, zigzag).area_bytes()
+                                               : make_packed_network_panels(call, zigzag, *nodes).area_bytes());
+    }
     plan.area_bytes = std::max(plan.area_bytes, static_cast<int64_t>(bytes));
   }
   int64_t pushed = 0;

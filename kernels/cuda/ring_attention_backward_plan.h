@@ -17,13 +17,16 @@ struct RingAttentionBackwardPlan {
   int num_push_ctas = 0;
   int64_t area_bytes = 0;  // of a receive bank, for any causal mode
   ring_attention::PackedPlan packed;
-  // Between nodes; then key_tiles and what only `panels` has are not used.
+  // Between nodes; then key_tiles and what only `panels` has are not used. `network` of packed sequences as if
+  // they were one.
   ring_attention_backward::NetworkGradientPanels network;
+  ring_attention_backward::PackedNetworkGradientPanels packed_network;
   ring_attention_backward::PartRoutes routes;
   ring_attention::NodeRanks nodes;
   int num_forward_ctas = 0;
 
   ring_attention_backward::QueryRowPlaces row_places() const {
+    if (packed_network.num_slots > 0) return packed_network.row_places();
     return network.num_slots > 0 ? network.row_places() : panels.row_places();
   }
 };

@@ -69,12 +69,6 @@ Panels panels_between_nodes(const RingAttentionCall& call, const Slices& slices,
   return panels;
 }
 
-// But for who needs what, which the kernel finds out.
-PackedNetworkPanels packed_network_panels(const RingAttentionCall& call, const PackedSlices& slices,
-                                          int block_n, const KeyPanels& of_node, const NetworkNeeds& needs) {
-  return panels_between_nodes<PackedNetworkPanels>(call, slices, block_n, of_node, needs);
-}
-
 // What a source's panels come to, for as many ranks or nodes as need each run.
 template <class CountOf>
 int64_t travelling_bytes(const NetworkPanels& panels, int source, CountOf&& count_of) {
@@ -234,6 +228,11 @@ NetworkPanels network_panels(const RingAttentionCall& call, const CudaSlices& sl
   return panels;
 }
 
+PackedNetworkPanels packed_network_panels(const RingAttentionCall& call, const PackedSlices& slices,
+                                          int block_n, const KeyPanels& of_node, const NetworkNeeds& needs) {
+  return panels_between_nodes<PackedNetworkPanels>(call, slices, block_n, of_node, needs);
+}
+
 template <class Slices>
 Status check_puts(const RingAttentionCall& call, const NetworkPanelsOf<Slices>& panels,
                   const NetworkNeeds& needs) {
@@ -253,6 +252,7 @@ Status check_puts(const RingAttentionCall& call, const NetworkPanelsOf<Slices>& 
 }
 
 template Status check_puts(const RingAttentionCall&, const NetworkPanelsOf<CudaSlices>&, const NetworkNeeds&);
+template Status check_puts(const RingAttentionCall&, const NetworkPanelsOf<PackedSlices>&, const NetworkNeeds&);
 
 Result<NetworkShare> plan_network(const RingAttentionCall& call, const TopologyView& nodes,
                                   const NetworkPanels& panels, int* num_sms) {

@@ -84,6 +84,9 @@ struct NetworkNeeds {
 };
 NetworkPanels network_panels(const RingAttentionCall& call, const CudaSlices& slices, int block_n,
                              const KeyPanels& of_node, const NetworkNeeds& needs);
+// But for who needs what, which the kernel finds out.
+PackedNetworkPanels packed_network_panels(const RingAttentionCall& call, const PackedSlices& slices,
+                                          int block_n, const KeyPanels& of_node, const NetworkNeeds& needs);
 // Are there signals for all puts, and is none too large?
 template <class Slices>
 Status check_puts(const RingAttentionCall& call, const NetworkPanelsOf<Slices>& panels,

@@ -10,8 +10,7 @@
 #include <vector>
 
 #include "../support/catch.h"
-#include "emulated_gpu.h"
-#include "kernels/ops/ring_attention_backward/cuda_network.cuh"
+#include "gradient_parts.h"
 #include "kernels/topology_arrays.h"
 
 namespace mk::test {
@@ -20,16 +19,7 @@ namespace {
 using namespace ring_attention_backward;
 using ring_attention::set_needs;
 
-struct Config {
-  static constexpr int NUM_CONSUMER_WARPS = 2;
-  // Before them a producer's four warps; the network has five roles.
-  static constexpr int NUM_THREADS = 32 * (4 + NUM_CONSUMER_WARPS);
-  static constexpr int HEAD_DIM = 64;
-  static constexpr int BLOCK_N = BLOCK_ROWS;
-  static constexpr int NUM_COLUMN_BLOCKS = 1;
-  static constexpr int KEY_COLUMN_BYTES = BLOCK_N * 128;
-  static constexpr int KEY_BYTES = KEY_COLUMN_BYTES;
-};
+using Config = GradientConfig;
 constexpr int kComputeCtas = 3;
 constexpr int kPushCtas = 2;
 constexpr int kForwardCtas = 1;
@@ -47,14 +37,6 @@ struct Shape {
 };
 
 uint16_t key_of(uint64_t epoch, int rank) { return static_cast<uint16_t>(epoch * 641 + 17 * rank + 1); }
-
-// Word `at` of a warp's share of a part.
-float part_word(uint64_t epoch, int source, int owner, const KeyTile& tile, int warp, int at) {
-  const uint64_t of_tile = static_cast<uint64_t>((tile.head * 2 + tile.run) * 64 + tile.index);
-  const uint64_t mixed = (epoch * 131 + static_cast<uint64_t>(source * 37 + owner)) * 4099 + of_tile * 257 +
-                         static_cast<uint64_t>(warp) * 8191 + static_cast<uint64_t>(at);
-  return static_cast<float>(mixed % 16777213);
-}
 
 class GradientRank {
  public:
@@ -118,7 +100,10 @@ class GradientRank {
       auto* const room = reinterpret_cast<uint8_t*>((address + 127) / 128 * 128);
       const auto cta = static_cast<int>(blockIdx.x);
       if (cta < kComputeCtas) {
-        compute(launch, params, *reinterpret_cast<ComputeSmem*>(room), cta, stores_parts);
+        auto& compute = *reinterpret_cast<GradientComputeSmem*>(room);
+        run_gradient_roles(launch, params, compute, cta - (kComputeCtas - kPushCtas), [&](int of_consumer) {
+          stand_in(launch, params, compute, cta, of_consumer, stores_parts);
+        });
       } else if (blockIdx.x + 1 == gridDim.x) {
         run_network_cta(launch, params);
       } else {
@@ -130,40 +115,14 @@ class GradientRank {
   }
 
  private:
-  struct ComputeSmem {
-    ring_attention::KeyPushStorage push;
-    PushSignals<Config::NUM_CONSUMER_WARPS> stored;
-    alignas(128) uint8_t room[ring_attention::KEY_PUSH_BYTES<Config>];
-  };
   union Smem {
-    ComputeSmem compute;
+    GradientComputeSmem compute;
     PushCtaStorage<Config::NUM_THREADS> forward;
   };
 
-  // As run_compute_cta().
-  void compute(const RankLaunch& launch, const NetworkParams& params, ComputeSmem& smem, int cta,
-               bool stores_parts) {
-    if (threadIdx.x == 0) {
-      ring_attention::key_push_init(smem.push);
-      push_signals_init(smem.stored);
-    }
-    __syncthreads();
-    const auto warp = static_cast<int>(threadIdx.x / 32);
-    const int push_cta = cta - (kComputeCtas - kPushCtas);
-    if (warp == 0) {
-      if (push_cta >= 0) ring_attention::signal_keys<Config>(launch, params, smem.push);
-    } else if (warp < 4) {
-      if (push_cta >= 0)
-        ring_attention::push_keys<Config>(launch, params, smem.push, smem.room, warp - 1, push_cta);
-      if (warp == 1) signal_parts(launch, params, smem.stored);
-    } else {
-      stand_in(launch, params, smem, cta, warp - 4, stores_parts);
-    }
-  }
-
   // A consumer warp: every kComputeCtas-th tile.
-  void stand_in(const RankLaunch& launch, const NetworkParams& params, ComputeSmem& smem, int cta, int warp,
-                bool stores_parts) {
+  void stand_in(const RankLaunch& launch, const NetworkParams& params, GradientComputeSmem& smem, int cta,
+                int warp, bool stores_parts) {
     PushNotes notes(smem.stored, warp);
     const auto tiles = key_tiles_of(params);
     const auto num_tiles = static_cast<int>(tiles.size());
@@ -171,17 +130,13 @@ class GradientRank {
       const KeyTile tile = tiles.at(number);
       if (warp == 0 && threadIdx.x % 32 == 0) atomicAdd(&params.comm.state->gather_ticket, 1u);
       if (tile.step == 0) {
-        add_parts(launch, params, tile, warp);
+        look_at_shares(launch, params, tile, warp, [&](const std::string& what) { say(what); });
+        num_added_ += warp == 0 && threadIdx.x % 32 == 0 ? 1 : 0;
         continue;
       }
       await_keys(launch, params, tile);
       if (!stores_parts) continue;
-      const int owner = source_of(params, tile.step);
-      float* const part =
-          share(launch, params, part_receiver(params, tile), part_slot(params, tile), tile, warp);
-      for (int at = static_cast<int>(threadIdx.x % 32); at < kShareWords; at += 32)
-        part[at] = part_word(launch.epoch(), rank_.rank, owner, tile, warp, at);
-      __syncwarp();
+      store_share(launch, params, tile, warp);
       notes.add(static_cast<uint64_t>(number));
     }
     notes.end();
@@ -201,38 +156,6 @@ class GradientRank {
       }
     }
     __syncwarp();
-  }
-
-  // As the producer waits for them, and as a consumer warp finds them.
-  void add_parts(const RankLaunch& launch, const NetworkParams& params, const KeyTile& tile, int warp) {
-    for (int step = 1; step < rank_.nranks; ++step) {
-      const int source = (rank_.rank + step) % rank_.nranks;
-      if (!has_part(params, source, tile)) continue;
-      bool has_come = true;
-      if (threadIdx.x % 32 == 0) {
-        const int flag = params.panels.part_flag(step, tile.head, tile.run, tile.index);
-        has_come = launch.wait_flag(flag, DeviceRole::reduce, DeviceObject::partial, source, flag);
-      }
-      if (__shfl_sync(~0u, static_cast<int>(has_come), 0) == 0) continue;
-      // Slots of a rank's own keys lie one behind the other.
-      const float* const part = share(launch, params, rank_.rank, 1, tile, warp) +
-                                static_cast<size_t>(step - 1) * params.panels.slot_bytes() / sizeof(float);
-      for (int at = static_cast<int>(threadIdx.x % 32); at < kShareWords; at += 32) {
-        if (part[at] == part_word(launch.epoch(), source, rank_.rank, tile, warp, at)) continue;
-        say(format("rank %d's part of head %d, run %d, tile %d is wrong at %d; ", source, tile.head, tile.run,
-                   tile.index, at));
-        break;
-      }
-      __syncwarp();
-    }
-    num_added_ += warp == 0 && threadIdx.x % 32 == 0 ? 1 : 0;
-  }
-
-  static constexpr int kShareWords = 2 * TILE_ROWS * Config::HEAD_DIM / Config::NUM_CONSUMER_WARPS;
-  static float* share(const RankLaunch& launch, const NetworkParams& params, int rank, int slot,
-                      const KeyTile& tile, int warp) {
-    return reinterpret_cast<float*>(launch.area(rank, part_offset(params, slot, tile))) +
-           static_cast<size_t>(warp) * kShareWords;
   }
 
   void say(const std::string& what) {

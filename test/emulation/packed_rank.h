@@ -19,6 +19,7 @@ namespace mk::test {
 using namespace ring_attention;
 
 struct Config {
+  static constexpr int HEAD_DIM = 128;
   static constexpr int NUM_THREADS = 128;
   static constexpr int BLOCK_M = 16;
   static constexpr int BLOCK_N = 32;
@@ -26,7 +27,6 @@ struct Config {
   static constexpr int KEY_COLUMN_BYTES = BLOCK_N * 128;
   static constexpr int KEY_BYTES = NUM_COLUMN_BLOCKS * KEY_COLUMN_BYTES;
 };
-constexpr int kDim = 128;
 constexpr int kKvHeads = 2;
 constexpr size_t kBankBytes = 8 << 20;
 
@@ -41,12 +41,16 @@ inline uint16_t element(uint64_t epoch, bool value, int head, int position, int 
                                static_cast<unsigned>(position) * 331u + static_cast<unsigned>(column) * 7u);
 }
 
-template <class Params, int NUM_CTAS>
+template <class Params, int NUM_CTAS, class RankConfig = Config>
 class PackedRankOf {
  public:
+  static constexpr int kDim = RankConfig::HEAD_DIM;
+
   explicit PackedRankOf(Rank& rank) : rank_(rank), gpu_(rank) {}
 
-  Status set_up() { return gpu_.set_up(NUM_CTAS, kBankBytes); }
+  Status set_up(size_t bank_bytes = kBankBytes, int64_t wait_timeout_ms = 60000) {
+    return gpu_.set_up(NUM_CTAS, bank_bytes, wait_timeout_ms);
+  }
   EmulatedGpu& gpu() { return gpu_; }
 
   // Of entries that are right.
@@ -71,7 +75,7 @@ class PackedRankOf {
                                        {kDim, map_rows, kKvHeads, 1},
                                        {shape_.heads_first ? kDim * 2 : kKvHeads * kDim * 2,
                                         shape_.heads_first ? map_rows * kDim * 2 : kDim * 2, 0},
-                                       Config::BLOCK_N};
+                                       RankConfig::BLOCK_N};
       std::memcpy(&arguments_.maps[value ? PACKED_V : PACKED_K], &map, sizeof map);
     }
   }
@@ -121,7 +125,7 @@ class PackedRankOf {
     params.comm.entry.shape[1] = seq;
     params.comm.entry.shape[3] = int64_t{kDim} << 32 | call_.num_sequences;
     params.tiles = {packed_slices(call_, rank_.nranks, zigzag), rank_.rank, call_.heads, kKvHeads,
-                    Config::BLOCK_M};
+                    RankConfig::BLOCK_M};
     params.num_push_ctas = num_push_ctas;
     params.dim = kDim;
     arguments_.table_offset = row_table_offset(NUM_CTAS);
@@ -130,7 +134,7 @@ class PackedRankOf {
     arguments_.heads_first = shape.heads_first;
   }
   KeyPanels panels_in_node(int panel_blocks) const {
-    return packed_panels(call_, rank_.nranks, shape_.causal == MK_CAUSAL_ZIGZAG, kDim, Config::BLOCK_N,
+    return packed_panels(call_, rank_.nranks, shape_.causal == MK_CAUSAL_ZIGZAG, kDim, RankConfig::BLOCK_N,
                          panel_blocks, 1);
   }
 
@@ -150,10 +154,10 @@ class PackedRankOf {
   bool is_right(int source, int block, int head, size_t offset, uint64_t epoch) const {
     const std::byte* const image = gpu_.area(epoch, offset);
     for (const bool value : {false, true}) {
-      const auto* at = reinterpret_cast<const uint16_t*>(image + (value ? Config::KEY_BYTES : 0));
+      const auto* at = reinterpret_cast<const uint16_t*>(image + (value ? RankConfig::KEY_BYTES : 0));
       for (int columns = 0; columns < kDim; columns += 64) {
-        for (int i = 0; i < Config::BLOCK_N; ++i) {
-          const int row = block * Config::BLOCK_N + i;
+        for (int i = 0; i < RankConfig::BLOCK_N; ++i) {
+          const int row = block * RankConfig::BLOCK_N + i;
           const bool is_row = row < slices_.rows(source);
           const int position = is_row ? packed_row(slices_, source, row).position : 0;
           for (int column = columns; column < columns + 64; ++column, ++at) {

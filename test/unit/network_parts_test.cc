@@ -13,12 +13,14 @@
 
 #include "kernels/cuda/ring_attention_backward_plan.h"
 #include "kernels/topology_arrays.h"
+#include "part_exchange.h"
 #include "test/support/catch.h"
 #include "transport/command.h"
 
 using namespace mk;
 using namespace mk::ring_attention;
 using namespace mk::ring_attention_backward;
+using namespace mk::test;
 
 namespace {
 
@@ -43,9 +45,11 @@ RingAttentionCall make_call(int64_t seq, mk_causal_t causal) {
 
 // A rank's view of who is where, and its plan.
 struct Member {
+  static constexpr bool HAS_GAPS = false;
   TopologyArrays arrays;
   RankOrder order;
   RingAttentionBackwardPlan plan;
+  PartRoutes routes;
 
   Member(const RingAttentionCall& call, const Nodes& nodes, int rank)
       : arrays(Topology::make(rank, std::vector<std::string>(nodes.size(), "host"), nodes)),
@@ -54,6 +58,16 @@ struct Member {
         ring_attention_backward_plan(call, rank, static_cast<int>(nodes.size()), NUM_SMS, &arrays.view());
     REQUIRE(made.ok());
     plan = made.take();
+    routes = plan.routes;
+  }
+  const NetworkGradientPanels& panels() const { return plan.network; }
+  bool has_some(const KeyTile&) const { return true; }  // there are no others
+  int parts_of_panel(const KeyTile& tile, int panel) const {
+    const int first = panel * panels().panel_tiles();
+    return std::min(panels().panel_tiles(), key_tiles().seen_tiles_of(tile.step, tile.run) - first);
+  }
+  bool is_owed(int source, const KeyTile& tile) const {
+    return tile.index < seen_tiles(plan.tiles.slices, source, order.rank_at[0], tile.run);
   }
   KeyTilesOf<FarRanksFirst> key_tiles() const {
     return {plan.tiles.slices, {{order.rank_at}}, plan.network.num_heads};
@@ -64,119 +78,6 @@ std::deque<Member> make_members(const RingAttentionCall& call, const Nodes& node
   std::deque<Member> members;
   for (size_t rank = 0; rank < nodes.size(); ++rank) members.emplace_back(call, nodes, static_cast<int>(rank));
   return members;
-}
-
-// Whose part of whose keys: source, owner, head, run, tile.
-using Part = std::tuple<int, int, int, int, int>;
-
-// What is in a rank's receive area, and how many tiles stand behind each of its flags.
-struct Area {
-  std::map<size_t, Part> parts;
-  std::map<int, int> flags;
-
-  void store(const NetworkGradientPanels& panels, size_t place, const Part& part) {
-    REQUIRE(place >= panels.NetworkPanels::area_bytes());
-    REQUIRE(place + static_cast<size_t>(panels.part_bytes()) <= panels.rows(0, 0, 0));
-    REQUIRE((place - panels.NetworkPanels::area_bytes()) % static_cast<size_t>(panels.part_bytes()) == 0);
-    REQUIRE(parts.emplace(place, part).second);
-  }
-  void raise(const NetworkGradientPanels& panels, int flag) {
-    REQUIRE((flag >= panels.NetworkPanels::num_flags() && flag < panels.num_flags()));
-    ++flags[flag];
-  }
-};
-
-// As consumers store parts, and tell of panels that are whole.
-void store_own(const Member& member, std::vector<Area>* areas, int64_t* link_bytes) {
-  const NetworkGradientPanels& panels = member.plan.network;
-  const auto tiles = member.key_tiles();
-  const int rank = member.order.rank_at[0];
-  std::map<std::tuple<int, int>, std::pair<int, int>> counts;  // of a receiver's flag: stored, expected
-  for (int index = 0; index < tiles.size(); ++index) {
-    const KeyTile tile = tiles.at(index);
-    if (tile.step == 0) continue;
-    const int owner = tiles.source(tile.step);
-    const int receiver = member.plan.routes.receiver[owner], slot = member.plan.routes.slot[owner];
-    if (receiver != rank) *link_bytes += panels.part_bytes();
-    Area& area = (*areas)[static_cast<size_t>(receiver)];
-    area.store(panels, panels.part(slot, owner, tile.head, tile.run, tile.index),
-               {rank, owner, tile.head, tile.run, tile.index});
-    const int flag = panels.part_flag(slot, tile.head, tile.run, tile.index);
-    const int first = tile.index / panels.panel_tiles() * panels.panel_tiles();
-    auto& [stored, expected] = counts[{receiver, flag}];
-    expected = std::min(panels.panel_tiles(), tiles.seen_tiles_of(tile.step, tile.run) - first);
-    if (++stored == expected) area.raise(panels, flag);
-  }
-  for (const auto& [flag, count] : counts) REQUIRE(count.first == count.second);
-}
-
-// As the CTA that has the network puts them to the owners.
-void put_relayed(const Member& member, std::vector<Area>* areas, std::set<std::pair<int, int>>* signals,
-                 int64_t* network_bytes) {
-  const NetworkGradientPanels& panels = member.plan.network;
-  const int rank = member.order.rank_at[0], nranks = panels.nranks;
-  for (int index = 0; index < num_relayed_parts(member.order); ++index) {
-    const RelayedParts parts = relayed_parts(member.order, member.plan.routes, nranks, index);
-    Area& from = (*areas)[static_cast<size_t>(rank)];
-    Area& to = (*areas)[static_cast<size_t>(parts.owner)];
-    REQUIRE(parts.slot <= panels.num_slots);
-    for (int number = 0; number < panels.num_puts(); ++number) {
-      const KeyPut put = panels.put(parts.owner, number);
-      if (!panels.has_parts(put, parts.owner, parts.source)) continue;
-      const int slot = panels.slot_at_owner(parts.owner, parts.source);
-      const size_t begin = panels.part(parts.slot, parts.owner, put.head, put.run, panels.first_tile(put));
-      const size_t target = panels.part(slot, parts.owner, put.head, put.run, panels.first_tile(put));
-      const size_t bytes = panels.part_put_bytes(put);
-      REQUIRE(bytes > 0);
-      for (size_t at = begin; at < begin + bytes; at += static_cast<size_t>(panels.part_bytes())) {
-        const auto found = from.parts.find(at);
-        REQUIRE(found != from.parts.end());
-        to.store(panels, target + (at - begin), found->second);
-      }
-      for (int head = put.head; head < put.head + put.num_heads; ++head) {
-        for (int panel = put.panel; panel < put.panel + panels.num_panels(put); ++panel) {
-          REQUIRE(from.flags[panels.part_panel_flag(parts.slot, head, put.run, panel)] == 1);
-          to.raise(panels, panels.part_panel_flag(slot, head, put.run, panel));
-        }
-      }
-      const int signal = panels.part_signal(parts.source, number);
-      REQUIRE(signals->emplace(parts.owner, signal).second);
-      REQUIRE(signal >= kEntrySignals + static_cast<int>(panels.NetworkPanels::num_signals()));
-      REQUIRE(signal < kEntrySignals + static_cast<int>(panels.num_signals()));
-      REQUIRE(signal < static_cast<int>(kSignalsPerBank));
-      *network_bytes += static_cast<int64_t>(bytes);
-    }
-  }
-}
-
-// What the owner waits for, and adds.
-void check_owner(const Member& member, const Area& area) {
-  const NetworkGradientPanels& panels = member.plan.network;
-  const auto tiles = member.key_tiles();
-  const int rank = member.order.rank_at[0];
-  size_t num_parts = 0;
-  std::set<int> flags;
-  for (int index = 0; index < tiles.size(); ++index) {
-    const KeyTile tile = tiles.at(index);
-    for (int step = 1; step < panels.nranks && tile.step == 0; ++step) {
-      const int source = (rank + step) % panels.nranks;
-      if (tile.index >= seen_tiles(tiles.slices, source, rank, tile.run)) continue;
-      const auto found = area.parts.find(panels.part(step, rank, tile.head, tile.run, tile.index));
-      REQUIRE(found != area.parts.end());
-      REQUIRE(found->second == Part{source, rank, tile.head, tile.run, tile.index});
-      const int flag = panels.part_flag(step, tile.head, tile.run, tile.index);
-      REQUIRE((area.flags.count(flag) == 1 && area.flags.at(flag) == 1));
-      flags.insert(flag);
-      ++num_parts;
-    }
-  }
-  // And nothing else came there for it.
-  const int64_t first_relayed = panels.part_panel_flag(panels.nranks, 0, 0, 0);
-  size_t num_stored = 0, num_raised = 0;
-  for (const auto& [place, part] : area.parts) num_stored += std::get<1>(part) == rank ? 1 : 0;
-  for (const auto& [flag, count] : area.flags) num_raised += flag < first_relayed ? 1 : 0;
-  REQUIRE(num_stored == num_parts);
-  REQUIRE(num_raised == flags.size());
 }
 
 void check_exchange(const RingAttentionCall& call, const Nodes& nodes) {
@@ -190,6 +91,7 @@ void check_exchange(const RingAttentionCall& call, const Nodes& nodes) {
   for (size_t rank = 0; rank < nodes.size(); ++rank) {
     const RingAttentionBackwardPlan& plan = members[rank].plan;
     check_owner(members[rank], areas[rank]);
+    check_signals(members[rank], members[rank].order.num_local, signals);
     REQUIRE(plan.area_bytes == members[0].plan.area_bytes);
     REQUIRE(static_cast<int64_t>(plan.network.area_bytes()) <= plan.area_bytes);
     REQUIRE(plan.network.num_flags() <= kFlagsPerBank);
@@ -305,10 +207,6 @@ TEST_CASE("CTAs of gradients between nodes, and arenas that serve smaller calls"
   };
   RingAttentionCall call = make_call(1000, MK_CAUSAL_NONE);
   CHECK(sentence(call, 2).find("needs 3 CTAs") != std::string::npos);
-  call.num_sequences = 2;
-  CHECK(sentence(call, NUM_SMS).find("packed sequences are not built for GPUs of several nodes") !=
-        std::string::npos);
-  call.num_sequences = 0;
   // The header's limit: batch * kv_heads * (3W-L-1).
   call.batch = kFlagsPerBank / (3 * 9);
   CHECK(planned(call, 0, NUM_SMS).ok());

@@ -11,54 +11,21 @@
 #include <vector>
 
 #include "kernels/cuda/ring_attention_plan.h"
-#include "kernels/topology_arrays.h"
 #include "packed_cut.h"
+#include "packed_needs.h"
 #include "test/support/catch.h"
 
 using namespace mk;
 using namespace mk::ring_attention;
+using mk::test::Nodes;
 using mk::test::PackedCut;
+using mk::test::topology_of;
 
 namespace {
 
-using Nodes = std::vector<int32_t>;
+using RankView = mk::test::PackedRankView<PackedNetworkPanels>;
 // Source, key head, block.
 using Block = std::tuple<int, int, int>;
-
-TopologyArrays topology_of(const Nodes& nodes, int rank) {
-  return TopologyArrays(Topology::make(rank, std::vector<std::string>(nodes.size(), "host"), nodes));
-}
-
-// What one rank of a launch knows: as its CTAs find it out.
-struct RankView {
-  RankOrder order;
-  NodeRanks nodes;
-  std::vector<RankSet> needed_by;
-  PackedNetworkPanels panels;
-
-  RankView(const PackedNetworkPanels& common, const Nodes& where, int rank)
-      : order(make_rank_order(topology_of(where, rank).view())),
-        nodes(make_node_ranks(topology_of(where, rank).view())),
-        needed_by(where.size() * static_cast<size_t>(common.run_panels), ~RankSet{0}),  // of most, nothing
-        panels(common) {
-    panels.own = nodes.own;
-    panels.needed_by = needed_by.data();
-    const auto find = [&](int source, RankSet peers) {
-      for (int panel = 0; panel < panels.run_panels; ++panel) {
-        RankSet& found = needed_by[static_cast<size_t>(source * panels.run_panels + panel)];
-        found = 0;
-        for (int peer = 0; peer < panels.nranks; ++peer) {
-          if (peer != source && is_in(peers, peer) &&
-              needs_panel(panels, panels.slices, panels.block_n, source, panel, peer))
-            found |= RankSet{1} << peer;
-        }
-      }
-    };
-    find(rank, ~RankSet{0});
-    for (int i = 0; i < order.num_relayed; ++i) find(order.relayed[i], nodes.own);
-  }
-  RankView(const RankView&) = delete;
-};
 
 struct Launch {
   std::deque<RankView> ranks;

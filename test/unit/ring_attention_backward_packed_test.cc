@@ -18,7 +18,7 @@ using mk::test::PackedCut;
 namespace {
 
 PackedKeyTiles tiles_of_rank(const PackedCut& cut, int rank, int num_heads) {
-  return {cut.slices, rank, num_heads};
+  return {cut.slices, {{rank}}, num_heads};
 }
 
 }  // namespace

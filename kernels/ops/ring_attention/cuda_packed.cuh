@@ -201,8 +201,7 @@ __device__ inline void greet_packed(const Storage& smem) {
 
 // ------------------------------------------------------- what the pushes need
 
-template <class Params>
-requires requires { Params::NUM_MAPS; }
+template <IsPacked Params>
 __device__ __forceinline__ const CUtensorMap* key_map(const Params& params, bool value) {
   return params.maps[value ? PACKED_V : PACKED_K];
 }

@@ -13,15 +13,16 @@ constexpr int MOST_NEEDS = MAX_GPU_RANKS * MOST_PANELS;
 using PanelNeeds = RankSet[MOST_NEEDS];
 
 // By one thread, from begin_packed().
-__device__ __forceinline__ void settle_network(PackedNetworkParams& params, const PanelNeeds& needs) {
+template <HasNodes Params>
+__device__ __forceinline__ void settle_network(Params& params, const PanelNeeds& needs) {
   params.panels.slices = params.tiles.slices;
   params.panels.needed_by = needs;
 }
 
 // By all threads of a CTA, behind begin_packed(): who needs this rank's panels and, with RELAYS, which of those
 // that come to it from other nodes.
-template <int NUM_THREADS, bool RELAYS>
-__device__ inline void find_needs(const PackedNetworkParams& params, PanelNeeds& needs) {
+template <int NUM_THREADS, bool RELAYS, HasNodes Params>
+__device__ inline void find_needs(const Params& params, PanelNeeds& needs) {
   const PackedNetworkPanels& panels = params.panels;
   const RankOrder& order = params.comm.order;
   for (int i = threadIdx.x; i < params.comm.nranks * panels.run_panels; i += NUM_THREADS) needs[i] = 0;

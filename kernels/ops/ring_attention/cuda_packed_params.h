@@ -24,6 +24,11 @@ struct PackedCommon {
   int dim;
 };
 
+template <class Params>
+concept IsPacked = requires {
+  Params::NUM_MAPS;
+};
+
 enum PackedMap { PACKED_Q, PACKED_K, PACKED_V, NUM_PACKED_MAPS };
 
 template <class Panels>

@@ -14,33 +14,43 @@ namespace mk::ring_attention_backward {
 __device__ __forceinline__ KeyTilesOf<FarRanksFirst> key_tiles_of(const NetworkParams& params) {
   return {params.tiles.slices, {{params.comm.order.rank_at}}, params.panels.num_heads};
 }
-__device__ __forceinline__ int part_receiver(const NetworkParams& params, const KeyTile& tile) {
+template <HasRoutes Params>
+__device__ __forceinline__ int part_receiver(const Params& params, const KeyTile& tile) {
   return params.routes.receiver[source_of(params, tile.step)];
 }
-__device__ __forceinline__ int part_slot(const NetworkParams& params, const KeyTile& tile) {
+template <HasRoutes Params>
+__device__ __forceinline__ int part_slot(const Params& params, const KeyTile& tile) {
   return params.routes.slot[source_of(params, tile.step)];
 }
-__device__ __forceinline__ size_t part_offset(const NetworkParams& params, int slot, const KeyTile& tile) {
+template <HasRoutes Params>
+__device__ __forceinline__ size_t part_offset(const Params& params, int slot, const KeyTile& tile) {
   return params.panels.part(slot, source_of(params, tile.step), tile.head, tile.run, tile.index);
 }
 // Behind those of keys that are pushed or forwarded.
-__device__ __forceinline__ int first_part_count(const NetworkParams& params) {
-  return static_cast<int>(params.panels.NetworkPanels::num_flags());
+template <HasRoutes Params>
+__device__ __forceinline__ int first_part_count(const Params& params) {
+  return static_cast<int>(params.panels.Keys::num_flags());
 }
 
 // --------------------------------------------------------------- the network
 
+// Tiles of queries and of keys that a launch hands out.
+__device__ __forceinline__ int num_items(const NetworkParams& params) {
+  return params.num_query_tiles + params.num_key_tiles;
+}
+
 // Is it time for parts? Not while this rank has tiles to hand out, for then the others may have, too, and dQ
 // takes as long as it takes.
-__device__ __forceinline__ bool parts_are_due(const NetworkParams& params) {
-  return ptx::ld_relaxed_gpu(&params.comm.state->gather_ticket) >=
-         static_cast<uint32_t>(params.num_query_tiles + params.num_key_tiles);
+template <HasRoutes Params>
+__device__ __forceinline__ bool parts_are_due(const Params& params) {
+  return ptx::ld_relaxed_gpu(&params.comm.state->gather_ticket) >= static_cast<uint32_t>(num_items(params));
 }
 
 // A lane's next put of parts: of relayed parts `lane`, lane + 32, ... those that there are.
+template <HasRoutes Params>
 class PartSender {
  public:
-  __device__ PartSender(const RankLaunch& launch, const NetworkParams& params, int lane)
+  __device__ PartSender(const RankLaunch& launch, const Params& params, int lane)
       : launch_(launch), params_(params), relayed_(lane) {
     skip_missing();
   }
@@ -57,18 +67,14 @@ class PartSender {
   __device__ bool is_whole() {
     const KeyPut of = put();
     const int num_flags = of.num_heads * params_.panels.num_panels(of);
-    while (num_seen_ < num_flags &&
-           ptx::ld_relaxed_sys(launch_.flag(params_.comm.rank, awaited_flag())) >= launch_.epoch()) {
-      ++num_seen_;
-    }
+    while (num_seen_ < num_flags && is_here(of)) ++num_seen_;
     return num_seen_ == num_flags;
   }
   // Where it stands.
   __device__ int awaited_flag() const {
     const KeyPut of = put();
-    const int of_head = params_.panels.num_panels(of), head = num_seen_ / of_head;
-    return params_.panels.part_panel_flag(parts().slot, of.head + head, of.run,
-                                          of.panel + num_seen_ - head * of_head);
+    const int head = num_seen_ / params_.panels.num_panels(of);
+    return params_.panels.part_panel_flag(parts().slot, of.head + head, of.run, awaited_panel(of));
   }
   __device__ int index() const { return index_; }
   __device__ void advance() {
@@ -77,6 +83,15 @@ class PartSender {
   }
 
  private:
+  __device__ int awaited_panel(const KeyPut& of) const {
+    return of.panel + num_seen_ % params_.panels.num_panels(of);
+  }
+  // Or is there nothing to come?
+  __device__ bool is_here(const KeyPut& of) const {
+    const RelayedParts of_rank = parts();
+    return !params_.panels.has_panel_parts(of.run, awaited_panel(of), of_rank.owner, of_rank.source) ||
+           ptx::ld_relaxed_sys(launch_.flag(params_.comm.rank, awaited_flag())) >= launch_.epoch();
+  }
   __device__ void step() {
     num_seen_ = 0;
     if (++index_ < params_.panels.num_puts()) return;
@@ -88,7 +103,7 @@ class PartSender {
   }
 
   const RankLaunch& launch_;
-  const NetworkParams& params_;
+  const Params& params_;
   int relayed_;
   int index_ = 0;
   int num_seen_ = 0;  // panels of it that are here
@@ -96,9 +111,10 @@ class PartSender {
 
 // Puts the parts of this node's ranks to the owners of the keys that this rank relays for, once they are here.
 // A lane for each rank and owner: none that is late holds up the others.
-__device__ inline void send_parts(const RankLaunch& launch, const NetworkLaunch& network,
-                                  const NetworkParams& params) {
-  const NetworkGradientPanels& panels = params.panels;
+template <HasRoutes Params>
+__device__ __forceinline__ void send_parts(const RankLaunch& launch, const NetworkLaunch& network,
+                                           const Params& params) {
+  const auto& panels = params.panels;
   const int lane = threadIdx.x % 32;
   PartSender mine(launch, params, lane);
   Patience patience(launch, params.comm, NETWORK_POLL_PAUSE_NS);
@@ -143,9 +159,10 @@ __device__ inline void send_parts(const RankLaunch& launch, const NetworkLaunch&
 }
 
 // Parts of this rank's keys, of the ranks of other nodes.
+template <HasRoutes Params>
 struct PartArrivals {
   static constexpr DeviceObject OBJECT = DeviceObject::partial;
-  const NetworkParams& params;
+  const Params& params;
 
   __device__ __forceinline__ bool are_due() const { return parts_are_due(params); }
   __device__ __forceinline__ int num_sources() const {
@@ -170,7 +187,8 @@ struct PartArrivals {
 };
 
 // The CTA that has the network: a warp a role, and at the end the launch's puts.
-__device__ inline void run_network_cta(const RankLaunch& launch, const NetworkParams& params) {
+template <HasRoutes Params>
+__device__ inline void run_network_cta(const RankLaunch& launch, const Params& params) {
   const NetworkLaunch network(launch, params.comm);
   const int warp = threadIdx.x / 32;
   if (warp == 0) network.greet();
@@ -178,7 +196,7 @@ __device__ inline void run_network_cta(const RankLaunch& launch, const NetworkPa
   if (warp == 2) ring_attention::receive_keys(launch, network, params);
   if (warp == 3) send_parts(launch, network, params);
   if (warp == 4)
-    ring_attention::receive_puts(launch, network, params.comm, params.panels, PartArrivals{params});
+    ring_attention::receive_puts(launch, network, params.comm, params.panels, PartArrivals<Params>{params});
   __syncthreads();
   if (warp == 0) network.wait_for_puts();
 }

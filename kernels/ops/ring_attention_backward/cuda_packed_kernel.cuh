@@ -5,7 +5,7 @@
 
 #include "kernels/ops/ring_attention/cuda_packed.cuh"
 #include "kernels/ops/ring_attention_backward/cuda_kernel.cuh"
-#include "kernels/ops/ring_attention_backward/cuda_packed_params.h"
+#include "kernels/ops/ring_attention_backward/cuda_packed_parts.cuh"
 
 namespace mk::ring_attention_backward {
 
@@ -13,21 +13,13 @@ using ring_attention::packed_row;
 using ring_attention::PackedRow;
 using ring_attention::receiver_needs;
 
-template <class Config>
-struct PackedCudaStorage : CudaStorage<Config> {
-  ring_attention::PackedStorage<PackedParams, Config::NUM_THREADS> packed;
+template <class Config, class Params_ = PackedParams, class Room = CudaStorage<Config>>
+struct PackedCudaStorage : Room {
+  using Params = Params_;
+  ring_attention::PackedStorage<Params, Config::NUM_THREADS> packed;
   // What each row of the tile sees of those that stream past, or is seen by: rows of their rank.
   RowRange ranges[TILE_ROWS];
 };
-
-__device__ __forceinline__ PackedKeyTiles key_tiles_of(const PackedParams& params) {
-  return {params.tiles.slices, params.comm.rank, params.panels.num_heads};
-}
-
-// Does rank `other` have a part of a tile of this rank's keys?
-__device__ __forceinline__ bool has_part(const PackedParams& params, int other, const KeyTile& tile) {
-  return sees_some(params.tiles.slices, other, params.comm.rank, PackedKeyTiles::rows_of(tile));
-}
 
 // A block that streams past, as consumers are told: its first row, whose it is by step, or nobody's if all of
 // it is seen, and the blocks behind it.
@@ -38,17 +30,17 @@ __device__ __forceinline__ bool is_masked(const StreamedBlock& block) { return b
 __device__ __forceinline__ int step_of(const StreamedBlock& block) { return block.num_rows; }
 
 // The producer, one thread: hands out tiles, brings their rows and what streams past them.
-template <class Config>
+template <class Config, class Storage>
 class PackedProducer {
  public:
-  using Storage = PackedCudaStorage<Config>;
+  using Params = typename Storage::Params;
 
   __device__ PackedProducer(const RankLaunch& launch, Storage& smem)
       : launch_(launch), params_(smem.packed.params), smem_(smem), attention_(smem.attention) {}
 
   __device__ __forceinline__ void run() {
     const int num_query_tiles = params_.tiles.size();
-    const PackedKeyTiles key_tiles = key_tiles_of(params_);
+    const auto key_tiles = key_tiles_of(params_);
     const int num_items = num_query_tiles + key_tiles.size();
     ItemCursor cursor;
     int item = take();
@@ -59,8 +51,7 @@ class PackedProducer {
         load(params_.tiles.at(item));
       } else {
         const KeyTile tile = key_tiles.at(item - num_query_tiles);
-        if (sees_some(key_tiles.slices, key_tiles.rank, key_tiles.source(tile.step),
-                      PackedKeyTiles::rows_of(tile))) {
+        if (key_tiles.is_seen(tile)) {
           put_item(smem_.items, cursor, item);
           load(tile);
         }
@@ -79,8 +70,7 @@ class PackedProducer {
   __device__ __forceinline__ void load(const QueryTile& tile) {
     const Tracer tracer(params_.comm.trace, TRACE_LOAD);
     tracer.begin(TraceKind::load, tile.row);
-    const ring_attention::RingOrder order = {params_.comm.rank};
-    ring_attention::PackedKeyWalk walk(params_.tiles.slices, order, params_.comm.rank, BLOCK_ROWS,
+    ring_attention::PackedKeyWalk walk(params_.tiles.slices, key_order(params_), params_.comm.rank, BLOCK_ROWS,
                                        {tile.row, tile.row + tile.num_rows});
     const int num_blocks = blocks_of(tile.num_rows);
     begin_tile(num_blocks);
@@ -114,8 +104,8 @@ class PackedProducer {
     for (int block = 0; block < num_blocks; ++block) {
       load_keys(attention_.tile[block], &attention_.tile_full, tile.step, tile.head, first_block + block);
     }
-    PackedQueryBlockWalk walk(params_.tiles.slices, params_.comm.rank, group,
-                              key_tiles_of(params_).source(tile.step), PackedKeyTiles::rows_of(tile));
+    PackedQueryBlockWalk walk(params_.tiles.slices, params_.comm.rank, group, source_of(params_, tile.step),
+                              PackedKeyTiles::rows_of(tile));
     int num_left = walk.count();
     PackedQueryBlock block;
     while (walk.next(&block)) {
@@ -171,24 +161,25 @@ class PackedProducer {
     if (step == 0) {
       load_rows(to, full, ring_attention::PACKED_K, ring_attention::PACKED_V, block * BLOCK_ROWS, head);
     } else {
-      const size_t offset = params_.panels.offset(step, head, 0, block);
+      const size_t offset = params_.panels.offset(slot_of(params_, step), head, 0, block);
       ptx::cp_async_bulk_shared_global(to, launch_.area(params_.comm.rank, offset), Config::PAIR_BYTES, full);
     }
   }
 
   __device__ __forceinline__ void await_keys(int step, int head, int block) {
-    const int flag = params_.panels.flag(step, head, 0, block / params_.panels.panel_blocks);
+    const int flag = params_.panels.flag(slot_of(params_, step), head, 0, block / params_.panels.panel_blocks);
     if (flag == last_flag_) return;
     last_flag_ = flag;
-    launch_.wait_flag(flag, DeviceRole::compute, DeviceObject::chunk, key_tiles_of(params_).source(step), flag);
+    launch_.wait_flag(flag, DeviceRole::compute, DeviceObject::chunk, source_of(params_, step), flag);
     // TMA is another proxy than the loads that saw the flag.
     ptx::fence_proxy_async_global();
   }
 
+  // Of the ranks 1, 2, ... places after this one.
   __device__ __forceinline__ void await_parts(const KeyTile& tile) const {
 #pragma unroll 1
     for (int step = 1; step < params_.comm.nranks; ++step) {
-      const int source = key_tiles_of(params_).source(step);
+      const int source = ring_attention::wrap(params_.comm.rank + step, params_.comm.nranks);
       if (!has_part(params_, source, tile)) continue;
       const int flag = params_.panels.part_flag(step, tile.head, 0, tile.index);
       launch_.wait_flag(flag, DeviceRole::reduce, DeviceObject::partial, source, flag);
@@ -196,7 +187,7 @@ class PackedProducer {
   }
 
   const RankLaunch& launch_;
-  const PackedParams& params_;
+  const Params& params_;
   Storage& smem_;
   AttentionGradientStorage<Config>& attention_;
   uint32_t tile_phase_ = 0;
@@ -205,41 +196,15 @@ class PackedProducer {
   int last_flag_ = -1;
 };
 
-// The first warp behind the producer's: tells owners of keys that a panel's parts have arrived.
-template <class Config>
-__device__ __forceinline__ void signal_packed_parts(const RankLaunch& launch, PackedCudaStorage<Config>& smem) {
-  const PackedParams& params = smem.packed.params;
-  const GradientPanels& panels = params.panels;
-  const auto tile_of = [&](uint64_t note) { return key_tiles_of(params).at(static_cast<int>(note)); };
-  send_signals(
-      smem.stored,
-      [&](uint64_t note, uint32_t* expected) {
-        const KeyTile tile = tile_of(note);
-        const int panel = tile.index / panels.panel_tiles();
-        *expected =
-            Config::NUM_CONSUMER_WARPS *
-            key_tiles_of(params).seen_among(tile.step, panel * panels.panel_tiles(), panels.panel_tiles());
-        // Behind the counts of pushed keys.
-        return &params.comm.state->counts[panels.num_units() + panels.flag(tile.step, tile.head, 0, panel)];
-      },
-      [&](uint64_t note) {
-        // Parts that were made of what never came are none.
-        if (launch.stopped()) return;
-        const KeyTile tile = tile_of(note);
-        launch.raise_flag_relaxed(key_tiles_of(params).source(tile.step),
-                                  panels.part_flag(params.comm.nranks - tile.step, tile.head, 0, tile.index));
-      });
-}
-
 // The consumers, a warpgroup.
-template <class Config>
+template <class Config, class Storage>
 class PackedConsumer {
  public:
+  using Params = typename Storage::Params;
   using Element = typename Config::Element;
   static constexpr int NUM_SUMS = Config::HEAD_DIM / 2;
 
-  __device__ __forceinline__ PackedConsumer(const RankLaunch& launch, PackedCudaStorage<Config>& smem,
-                                            int warpgroup)
+  __device__ __forceinline__ PackedConsumer(const RankLaunch& launch, Storage& smem, int warpgroup)
       : launch_(launch),
         params_(smem.packed.params),
         smem_(smem),
@@ -311,7 +276,7 @@ class PackedConsumer {
   __device__ __forceinline__ void look_up_visible(int step) const {
     const PackedSlices& slices = params_.tiles.slices;
     const QueryTile tile = params_.tiles.at(item_now());
-    const int source = key_tiles_of(params_).source(step);
+    const int source = source_of(params_, step);
     __syncwarp();
 #pragma unroll 1
     for (int row = 0; row < 2; ++row) {
@@ -369,7 +334,7 @@ class PackedConsumer {
   // Rows behind the tile's last are seen by those that see that one; they are nobody's.
   __device__ __forceinline__ void look_up_seeing(const KeyTile& tile) const {
     const PackedSlices& slices = params_.tiles.slices;
-    const int source = key_tiles_of(params_).source(tile.step);
+    const int source = source_of(params_, tile.step);
     __syncwarp();
 #pragma unroll 1
     for (int row = 0; row < 2; ++row) {
@@ -388,8 +353,8 @@ class PackedConsumer {
 
   __device__ __forceinline__ void store_parts(const KeyTile& tile, const float (&d_keys)[NUM_SUMS],
                                               const float (&d_values)[NUM_SUMS]) const {
-    const size_t offset = params_.panels.part(params_.comm.nranks - tile.step, tile.head, 0, tile.index);
-    std::byte* const part = launch_.area(key_tiles_of(params_).source(tile.step), offset) + warp_offset();
+    const size_t offset = part_offset(params_, part_slot(params_, tile), tile);
+    std::byte* const part = launch_.area(part_receiver(params_, tile), offset) + warp_offset();
     store_part(d_keys, part);
     store_part(d_values, part + params_.panels.part_bytes() / 2);
   }
@@ -404,12 +369,12 @@ class PackedConsumer {
     uint32_t sources = 0;
     for (int other = 0; other < nranks; ++other)
       if (other != rank && has_part(params_, other, tile)) sources |= 1u << other;
-    const GradientPanels& panels = params_.panels;
+    const auto& panels = params_.panels;
     const std::byte* first_part = nullptr;
     size_t step_bytes = 0;
     if (sources != 0) {
-      first_part = launch_.area(rank, panels.part(1, tile.head, 0, tile.index)) + warp_offset();
-      step_bytes = panels.part(2, 0, 0, 0) - panels.part(1, 0, 0, 0);
+      first_part = launch_.area(rank, part_offset(params_, 1, tile)) + warp_offset();
+      step_bytes = panels.slot_bytes();
     }
     if (sources != 0)
       add_parts(d_values, first_part + panels.part_bytes() / 2, step_bytes, sources, rank, nranks);
@@ -421,8 +386,8 @@ class PackedConsumer {
   }
 
   const RankLaunch& launch_;
-  const PackedParams& params_;
-  PackedCudaStorage<Config>& smem_;
+  const Params& params_;
+  Storage& smem_;
   const int warpgroup_;
   AttentionGradientConsumer<Config> core_;
   PushNotes<PushSignals<Config::NUM_CONSUMER_WARPS>> notes_;
@@ -430,71 +395,78 @@ class PackedConsumer {
   uint32_t parts_phase_ = 0;
 };
 
-template <class Config>
-__global__ void __launch_bounds__(Config::NUM_THREADS, 1)
-    ring_attention_backward_packed_kernel(const __grid_constant__ PackedArguments arguments) {
-  // As ring_attention_backward_kernel's, but that this producer has more to keep.
+// One of `num_ctas` CTAs that compute, behind begin_packed().
+template <class Config, class Storage>
+__device__ __forceinline__ void run_packed_compute_cta(const RankLaunch& launch, Storage& smem, int num_ctas) {
+  // As run_compute_cta's, but that this producer has more to keep.
   constexpr int NUM_PRODUCER_REGISTERS = Config::HEAD_DIM == 128 ? 24 : 88;
   constexpr int NUM_CONSUMER_REGISTERS = Config::HEAD_DIM == 128 ? 240 : 208;
   static_assert(128 * (168 - NUM_PRODUCER_REGISTERS) >= 256 * (NUM_CONSUMER_REGISTERS - 168));
-  extern __shared__ __align__(1024) uint8_t smem_bytes[];
-  PackedCudaStorage<Config>& smem = *reinterpret_cast<PackedCudaStorage<Config>*>(smem_bytes);
-  const RankLaunch launch(arguments.params.comm);
-  launch.begin_cta();
-  const bool goes_on = begin_packed(arguments, smem.packed, [&](PackedParams& params, int rows) {
-    if (!arguments.heads_first) return;
-    for (HeadRows* tensor : {&params.dq, &params.dk, &params.dv}) tensor->head_bytes = rows * tensor->row_bytes;
-  });
-  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-  const int warpgroup = warp / 4;
-  if (!goes_on) {
-    if (blockIdx.x == 0 && warp == 0) greet_packed(smem.packed);
-    launch.end_cta();
-    return;
-  }
   if (threadIdx.x == 0) storage_init(smem);
   __syncthreads();
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+  const int warpgroup = warp / 4;
   if (warpgroup == Config::NUM_CONSUMER_WARPGROUPS) {
     ptx::setmaxnreg_dec<NUM_PRODUCER_REGISTERS>();
-    const PackedParams& params = smem.packed.params;
-    const int push_cta = static_cast<int>(blockIdx.x) - (static_cast<int>(gridDim.x) - params.num_push_ctas);
+    const auto& params = smem.packed.params;
+    const int push_cta = static_cast<int>(blockIdx.x) - (num_ctas - params.num_push_ctas);
     const int role_warp = warp % 4;
     if (role_warp > 0) {
       if (push_cta >= 0) {
         ring_attention::push_keys<Config>(launch, params, smem.push, smem.attention.stream[0], role_warp - 1,
                                           push_cta);
       }
-      if (blockIdx.x == 0 && role_warp == 3) greet_packed(smem.packed);
-      if (role_warp == 1 && params.comm.nranks > 1) signal_packed_parts<Config>(launch, smem);
+      if constexpr (!ring_attention::HasNodes<typename Storage::Params>) {
+        if (blockIdx.x == 0 && role_warp == 3) greet_packed(smem.packed);
+      }
+      if (role_warp == 1 && params.comm.nranks > 1) signal_parts(launch, params, smem.stored);
     } else {
       if (push_cta >= 0) ring_attention::signal_keys<Config>(launch, params, smem.push);
-      if (threadIdx.x % 32 == 0) PackedProducer<Config>(launch, smem).run();
+      if (threadIdx.x % 32 == 0) PackedProducer<Config, Storage>(launch, smem).run();
       __syncwarp();
     }
   } else {
     ptx::setmaxnreg_inc<NUM_CONSUMER_REGISTERS>();
-    PackedConsumer<Config>(launch, smem, warpgroup).run();
+    PackedConsumer<Config, Storage>(launch, smem, warpgroup).run();
+  }
+}
+
+// What else follows from the number of this rank's rows.
+template <class Arguments, class Params>
+__device__ __forceinline__ void settle_rows(const Arguments& arguments, Params& params, int rows) {
+  if (!arguments.heads_first) return;
+  for (HeadRows* tensor : {&params.dq, &params.dk, &params.dv}) tensor->head_bytes = rows * tensor->row_bytes;
+}
+
+using PackedArguments = ring_attention::PackedArguments<PackedParams>;
+
+template <class Config>
+__global__ void __launch_bounds__(Config::NUM_THREADS, 1)
+    ring_attention_backward_packed_kernel(const __grid_constant__ PackedArguments arguments) {
+  extern __shared__ __align__(1024) uint8_t smem_bytes[];
+  PackedCudaStorage<Config>& smem = *reinterpret_cast<PackedCudaStorage<Config>*>(smem_bytes);
+  const RankLaunch launch(arguments.params.comm);
+  launch.begin_cta();
+  const bool goes_on = begin_packed(
+      arguments, smem.packed, [&](PackedParams& params, int rows) { settle_rows(arguments, params, rows); });
+  if (goes_on) {
+    run_packed_compute_cta<Config>(launch, smem, gridDim.x);
+  } else if (blockIdx.x == 0 && threadIdx.x < 32) {
+    greet_packed(smem.packed);
   }
   launch.end_cta();
 }
 
-struct PackedKernel {
-  void (*kernel)(PackedArguments);
-  int num_threads;
-  int smem_bytes;
-  int head_dim;
-};
-struct PackedTable {
-  PackedKernel entries[NUM_CUDA_KERNELS];
-};
+using PackedKernel = CudaKernelOf<PackedArguments>;
+using PackedTable = CudaTableOf<PackedArguments>;
 const PackedTable& cuda_packed_kernels_bf16();
 const PackedTable& cuda_packed_kernels_fp16();
 
 template <class Config>
 constexpr PackedKernel packed_kernel_entry() {
   static_assert(sizeof(PackedCudaStorage<Config>) <= 227 * 1024);
-  return {ring_attention_backward_packed_kernel<Config>, Config::NUM_THREADS, sizeof(PackedCudaStorage<Config>),
-          Config::HEAD_DIM};
+  return cuda_kernel_entry<Config>(ring_attention_backward_packed_kernel<Config>,
+                                   sizeof(PackedCudaStorage<Config>));
 }
 
 template <class Element>

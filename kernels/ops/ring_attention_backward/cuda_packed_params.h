@@ -11,14 +11,23 @@ namespace mk::ring_attention_backward {
 // Behind the forward call's.
 constexpr int PACKED_D_O = ring_attention::NUM_PACKED_MAPS;
 
-struct PackedParams : ring_attention::PackedCommon<PACKED_D_O + 1> {
-  GradientPanels panels;
+template <class Panels>
+struct PackedParamsOf : ring_attention::PackedCommon<PACKED_D_O + 1> {
+  Panels panels;
   float scale;
   HeadRows dq;
   HeadRows dk;
   HeadRows dv;
 };
-using PackedArguments = ring_attention::PackedArguments<PackedParams>;
+
+// Inside a node.
+using PackedParams = PackedParamsOf<GradientPanels>;
+
+// Between nodes.
+struct PackedNetworkParams : PackedParamsOf<PackedNetworkGradientPanels>, ring_attention::BetweenNodes {
+  PartRoutes routes;
+  int num_items;  // tiles of queries and of keys, seen or not, which the kernel counts
+};
 
 struct PackedRowSumParams {
   RowSumParams sums;  // strides of heads, when they lie apart by all rows, are the kernel's

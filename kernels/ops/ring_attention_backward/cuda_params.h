@@ -66,5 +66,9 @@ struct CudaParams : CudaParamsOf<GradientPanels> {
 struct NetworkParams : CudaParamsOf<NetworkGradientPanels>, ring_attention::BetweenNodes {
   PartRoutes routes;
 };
+template <class Params>
+concept HasRoutes = ring_attention::HasNodes<Params> && requires(const Params& params) {
+  params.routes;
+};
 
 }  // namespace mk::ring_attention_backward

@@ -21,23 +21,37 @@ __device__ __forceinline__ int source_of(const CudaParams& params, int step) {
 }
 
 // Who gets the part of a tile of another rank's keys.
-__device__ __forceinline__ int part_receiver(const CudaParams& params, const KeyTile& tile) {
+template <class Params>
+__device__ __forceinline__ int part_receiver(const Params& params, const KeyTile& tile) {
   return source_of(params, tile.step);
 }
 // In which slot, of the receiver.
-__device__ __forceinline__ int part_slot(const CudaParams& params, const KeyTile& tile) {
+template <class Params>
+__device__ __forceinline__ int part_slot(const Params& params, const KeyTile& tile) {
   return params.comm.nranks - tile.step;
 }
-__device__ __forceinline__ size_t part_offset(const CudaParams& params, int slot, const KeyTile& tile) {
+template <class Params>
+__device__ __forceinline__ size_t part_offset(const Params& params, int slot, const KeyTile& tile) {
   return params.panels.part(slot, tile.head, tile.run, tile.index);
 }
 // Of the panels' parts that are counted: the first. Behind the pushed keys'.
-__device__ __forceinline__ int first_part_count(const CudaParams& params) { return params.panels.num_units(); }
+template <class Params>
+__device__ __forceinline__ int first_part_count(const Params& params) {
+  return params.panels.num_units();
+}
 
 // Does rank `other` have a part of a tile of this rank's keys?
 template <class Params>
 __device__ __forceinline__ bool has_part(const Params& params, int other, const KeyTile& tile) {
   return tile.index < seen_tiles(params.tiles.slices, other, params.comm.rank, tile.run);
+}
+
+// Of the tiles of a panel's keys those of which this rank has parts.
+template <class Params>
+__device__ __forceinline__ int parts_of_panel(const Params& params, const KeyTile& tile, int panel) {
+  const int panel_tiles = params.panels.panel_tiles();
+  const int seen = key_tiles_of(params).seen_tiles_of(tile.step, tile.run);
+  return least(panel_tiles, seen - panel * panel_tiles);
 }
 
 // The first warp behind the producer's: tells those who get parts that a panel's have arrived. Notes are
@@ -49,11 +63,9 @@ __device__ __forceinline__ void signal_parts(const RankLaunch& launch, const Par
   send_signals(
       stored,
       [&](uint64_t note, uint32_t* expected) {
-        const auto& key_tiles = key_tiles_of(params);
-        const KeyTile tile = key_tiles.at(static_cast<int>(note));
-        const int panel = tile.index / panels.panel_tiles(), first = panel * panels.panel_tiles();
-        const int tiles = least(panels.panel_tiles(), key_tiles.seen_tiles_of(tile.step, tile.run) - first);
-        *expected = tiles * NUM_WARPS;
+        const KeyTile tile = key_tiles_of(params).at(static_cast<int>(note));
+        const int panel = tile.index / panels.panel_tiles();
+        *expected = parts_of_panel(params, tile, panel) * NUM_WARPS;
         return &params.comm.state->counts[first_part_count(params) +
                                           panels.flag(slot_of(params, tile.step), tile.head, tile.run, panel)];
       },

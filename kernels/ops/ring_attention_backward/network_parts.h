@@ -13,12 +13,14 @@
 #pragma once
 
 #include "kernels/ops/ring_attention/network_panels.h"
+#include "kernels/ops/ring_attention/packed_network_panels.h"
 #include "kernels/ops/ring_attention_backward/cuda_blocks.h"
 
 namespace mk::ring_attention_backward {
 
 using ring_attention::is_in;
 using ring_attention::KeyPut;
+using ring_attention::RankSet;
 
 // The last nodes' first, whose parts have the longest way to go.
 struct FarRanksFirst : ring_attention::NodeOrder {
@@ -27,22 +29,25 @@ struct FarRanksFirst : ring_attention::NodeOrder {
   MK_HOST_DEVICE int next_step(int step, int) const { return step - 1; }
 };
 
-// `source`: the rank whose part it is. `tile` is one of the owner's.
-struct NetworkGradientPanels : GradientPanelsOf<ring_attention::NetworkPanels> {
+// `source`: the rank whose part it is. `tile` is one of the owner's. `Panels`: of keys and values.
+template <class Panels>
+struct NetworkGradientPanelsOf : GradientPanelsOf<Panels> {
+  using Keys = Panels;
   int num_slots;  // the same on every rank
 
   MK_HOST_DEVICE int slot_at_owner(int owner, int source) const {
-    return source > owner ? source - owner : source - owner + nranks;
+    return source > owner ? source - owner : source - owner + this->nranks;
   }
-  MK_HOST_DEVICE int num_tiles(int owner, int run) const { return tiles_of(slices.count(owner, run)); }
+  MK_HOST_DEVICE int num_tiles(int owner, int run) const { return tiles_of(this->slices.count(owner, run)); }
   // Heads without gaps, as of keys.
   MK_HOST_DEVICE size_t part(int slot, int owner, int head, int run, int tile) const {
-    const size_t at = (static_cast<size_t>(slot - 1) * num_runs + run) * num_heads * run_tiles() +
-                      static_cast<size_t>(head) * num_tiles(owner, run) + tile;
-    return NetworkPanels::area_bytes() + at * part_bytes();
+    const size_t at =
+        (static_cast<size_t>(slot - 1) * this->num_runs + run) * this->num_heads * this->run_tiles() +
+        static_cast<size_t>(head) * num_tiles(owner, run) + tile;
+    return Keys::area_bytes() + at * this->part_bytes();
   }
   MK_HOST_DEVICE QueryRowPlaces row_places() const {
-    return GradientPanelsOf::row_places(NetworkPanels::area_bytes() + num_slots * slot_bytes());
+    return GradientPanelsOf<Panels>::row_places(Keys::area_bytes() + num_slots * this->slot_bytes());
   }
   MK_HOST_DEVICE size_t rows(int query_head, int run, int block) const {
     return row_places().offset(query_head, run, block);
@@ -51,28 +56,34 @@ struct NetworkGradientPanels : GradientPanelsOf<ring_attention::NetworkPanels> {
 
   // Flags of parts lie behind those of keys.
   MK_HOST_DEVICE int part_panel_flag(int slot, int head, int run, int panel) const {
-    return static_cast<int>(NetworkPanels::num_flags()) + flag(slot - 1, head, run, panel);
+    return static_cast<int>(Keys::num_flags()) + this->flag(slot - 1, head, run, panel);
   }
   MK_HOST_DEVICE int part_flag(int slot, int head, int run, int tile) const {
-    return part_panel_flag(slot, head, run, tile / panel_tiles());
+    return part_panel_flag(slot, head, run, tile / this->panel_tiles());
   }
   MK_HOST_DEVICE int64_t num_flags() const {
-    return NetworkPanels::num_flags() + int64_t{num_slots} * num_units();
+    return Keys::num_flags() + int64_t{num_slots} * this->num_units();
   }
 
-  // A put of an owner's keys, as one of a rank's parts of them.
+  // A put of an owner's keys, as one of a rank's parts of them: has it some, and some of that panel? Room for
+  // those that it has not travels with the others.
   MK_HOST_DEVICE bool has_parts(const KeyPut& put, int owner, int source) const {
-    return put.num_blocks > 0 && is_in(needed_by[put.run][owner], source);
+    return this->enters(put, owner, RankSet{1} << source);
   }
-  MK_HOST_DEVICE int first_tile(const KeyPut& put) const { return put.panel * panel_tiles(); }
+  MK_HOST_DEVICE bool has_panel_parts(int run, int panel, int owner, int source) const {
+    return is_in(this->needs(owner, run, panel), source);
+  }
+  MK_HOST_DEVICE int first_tile(const KeyPut& put) const { return put.panel * this->panel_tiles(); }
   MK_HOST_DEVICE size_t part_put_bytes(const KeyPut& put) const {
     const int tiles = (put.num_blocks + TILE_BLOCKS - 1) / TILE_BLOCKS;
-    return static_cast<size_t>(put.num_heads) * tiles * part_bytes();
+    return static_cast<size_t>(put.num_heads) * tiles * this->part_bytes();
   }
   // Behind those of keys, by whose parts they are.
-  MK_HOST_DEVICE int part_signal(int source, int put) const { return signal(nranks + source, put); }
-  MK_HOST_DEVICE int64_t num_signals() const { return 2 * NetworkPanels::num_signals(); }
+  MK_HOST_DEVICE int part_signal(int source, int put) const { return this->signal(this->nranks + source, put); }
+  MK_HOST_DEVICE int64_t num_signals() const { return 2 * Keys::num_signals(); }
 };
+using NetworkGradientPanels = NetworkGradientPanelsOf<ring_attention::NetworkPanels>;
+using PackedNetworkGradientPanels = NetworkGradientPanelsOf<ring_attention::PackedNetworkPanels>;
 
 // By which way parts go, as a rank sees it.
 struct PartRoutes {

@@ -17,15 +17,14 @@ MK_HOST_DEVICE bool sees_some(const PackedSlices& slices, int rank, int source, 
   return next_seen(slices, source, keys, rank, {0, slices.rows(rank)}, &seen);
 }
 
-// Tiles of keys in the order of KeyTiles, seen or not. `run` and `position` are not theirs.
-struct PackedKeyTiles {
+// Tiles of keys in the order of KeyTilesOf, seen or not. `run` and `position` are not theirs.
+template <class Order>
+struct PackedKeyTilesOf {
   PackedSlices slices;
-  int rank;
+  Order order;
   int num_heads;
 
-  MK_HOST_DEVICE int source(int step) const {
-    return rank + step < slices.nranks ? rank + step : rank + step - slices.nranks;
-  }
+  MK_HOST_DEVICE int source(int step) const { return order.source(step, slices.nranks); }
   MK_HOST_DEVICE int tiles_of_step(int step) const { return tiles_of(slices.rows(source(step))); }
   MK_HOST_DEVICE int size() const {
     int tiles = 0;
@@ -33,10 +32,10 @@ struct PackedKeyTiles {
     return tiles;
   }
   MK_HOST_DEVICE KeyTile at(int index) const {
-    int step = slices.nranks > 1 ? 1 : 0, tiles = tiles_of_step(step);
+    int step = order.first_step(slices.nranks), tiles = tiles_of_step(step);
     while (index >= num_heads * tiles && step != 0) {
       index -= num_heads * tiles;
-      step = step + 1 < slices.nranks ? step + 1 : 0;
+      step = order.next_step(step, slices.nranks);
       tiles = tiles_of_step(step);
     }
     KeyTile tile;
@@ -51,16 +50,22 @@ struct PackedKeyTiles {
   MK_HOST_DEVICE static RowRange rows_of(const KeyTile& tile) {
     return {tile.index * TILE_ROWS, tile.index * TILE_ROWS + tile.num_rows};
   }
-  // Of the tiles from `first` on, those of which this rank sees something.
+  // Does this rank see something of it?
+  MK_HOST_DEVICE bool is_seen(const KeyTile& tile) const {
+    return sees_some(slices, order.own(), source(tile.step), rows_of(tile));
+  }
+  // Of the tiles from `first` on, those that are seen.
   MK_HOST_DEVICE int seen_among(int step, int first, int count) const {
     const int owner = source(step), rows = slices.rows(owner);
     int seen = 0;
     for (int index = first; index < least(first + count, tiles_of(rows)); ++index) {
-      if (sees_some(slices, rank, owner, {index * TILE_ROWS, least((index + 1) * TILE_ROWS, rows)})) ++seen;
+      if (sees_some(slices, order.own(), owner, {index * TILE_ROWS, least((index + 1) * TILE_ROWS, rows)}))
+        ++seen;
     }
     return seen;
   }
 };
+using PackedKeyTiles = PackedKeyTilesOf<NextRanksFirst>;
 
 // Queries of one head.
 struct PackedQueryBlock {
