@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Ring attention over packed sequences between emulated nodes on GPUs, transports as attention_network_test:
-// sequences of every kind against float64 loops, puts small and large; the same bits from many runs, and from
-// many in a row; replays of a captured launch whose cu_seqlens change; wrong cu_seqlens, after which the next
-// launch is right, and at last different ones, which end every rank's launch and the communicator.
+// Ring attention over packed sequences and its gradients between emulated nodes on GPUs, transports as
+// attention_network_test: sequences of every kind against float64 loops, puts small and large; the same bits
+// from many runs, and from many in a row; replays of a captured launch whose cu_seqlens change; wrong
+// cu_seqlens, after which the next launch is right, and at last different ones, which end every rank's launch
+// and the communicator.
 //
 //   attention_packed_network_test [--ranks N] [--quick]      MK_TEST_TRANSPORT=rc: over this one alone
 #include <atomic>
@@ -29,13 +30,14 @@ std::deque<AttentionProblem> problems_for(int nranks, bool quick) {
 }
 
 // Every rank's launch ends. Its answer is what it found itself or, if that came first, the news of another's.
+template <class Direction>
 void run_different_bounds(Seat& seat, Watchdog& watchdog, int rank, const std::string& where,
                           const AttentionProblem& problem, std::atomic<int>& num_named) {
-  watchdog.stage(rank, where + ": different cu_seqlens", 60, seat.comm);
+  watchdog.stage(rank, where + ": different cu_seqlens: " + Direction::NAME, 60, seat.comm);
   AttentionLaunch launch(seat.session, problem);
   launch.cu_seqlens[1] = rank == 1 ? 2 : 1;
   DeviceTensors tensors(problem.attention, rows_of(problem, seat), seat.stream);
-  const mk_status_t enqueued = Forward::call(seat, arguments_on<Forward>(launch, tensors));
+  const mk_status_t enqueued = Direction::call(seat, arguments_on<Direction>(launch, tensors));
   const mk_status_t seen = mk_comm_synchronize(seat.comm, seat.stream);
   const std::string sentence = mk_get_last_error(seat.comm);
   num_named += seen == MK_ERROR_MISMATCH ? 1 : 0;
@@ -46,21 +48,33 @@ void run_different_bounds(Seat& seat, Watchdog& watchdog, int rank, const std::s
   require_cuda(cudaStreamSynchronize(seat.stream), "a launch that ranks disagree on");
 }
 
+template <class Direction>
+void run_direction(const Options& options, Seat& seat, Watchdog& watchdog, int rank, const std::string& where,
+                   const std::deque<AttentionProblem>& alike) {
+  run_same_bits<Direction>(seat, tally, watchdog, rank, alike[0], options.quick ? 10 : 50);
+  run_replays<Direction>(seat, tally, watchdog, rank, alike);
+  run_in_a_row<Direction>(seat, tally, watchdog, where, alike[0], options.quick ? 50 : 300);
+  run_wrong_bounds<Direction>(seat, tally, watchdog, rank, alike);
+}
+
+// The launch that ends the communicator is one of either direction.
 void run_split(const Options& options, Watchdog& watchdog, const Transport& transport,
                const std::vector<int32_t>& nodes, const std::deque<AttentionProblem>& problems,
-               const std::deque<AttentionProblem>& alike) {
+               const std::deque<AttentionProblem>& alike, bool ends_backward) {
   mk::test::RankJob job;
   job.node_of_rank = nodes;
   std::atomic<int> num_named = 0;
   run_between_nodes(options.nranks, tally, transport, nodes, [&](Rank& rank, const std::string& where) {
     Seat seat(job, rank.rank, rank.comm, rank.stream);
     run_all(seat, tally, watchdog, where, problems);
-    run_same_bits<Forward>(seat, tally, watchdog, rank.rank, alike[0], options.quick ? 10 : 50);
-    run_replays<Forward>(seat, tally, watchdog, rank.rank, alike);
-    run_in_a_row<Forward>(seat, tally, watchdog, where, alike[0], options.quick ? 50 : 300);
-    run_wrong_bounds<Forward>(seat, tally, watchdog, rank.rank, alike);
+    run_direction<Forward>(options, seat, watchdog, rank.rank, where, alike);
+    run_direction<Backward>(options, seat, watchdog, rank.rank, where, alike);
     rank.meet();
-    run_different_bounds(seat, watchdog, rank.rank, where, alike[0], num_named);
+    if (ends_backward) {
+      run_different_bounds<Backward>(seat, watchdog, rank.rank, where, alike[0], num_named);
+    } else {
+      run_different_bounds<Forward>(seat, watchdog, rank.rank, where, alike[0], num_named);
+    }
     watchdog.stage(rank.rank, where + ": leaving", 60, rank.comm);
     rank.meet();
     require(mk_comm_destroy(rank.comm), "mk_comm_destroy", nullptr);
@@ -84,7 +98,7 @@ int main(int argc, char** argv) {
     // Every way to lie on nodes over the first; the others take turns.
     for (size_t layout = 0; layout < layouts.size(); ++layout) {
       if (at > 0 && layout != at % layouts.size()) continue;
-      run_split(options, watchdog, all[at], layouts[layout], problems, alike);
+      run_split(options, watchdog, all[at], layouts[layout], problems, alike, (at + layout) % 2 == 0);
     }
   }
   return tally.finish();
