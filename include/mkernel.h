@@ -738,10 +738,9 @@ MK_API mk_status_t mk_moe_gemm_combine(mk_comm_t comm, const mk_moe_gemm_combine
  * into each other node that needs them, while attention over those at hand runs; o, lse and gradients accumulate in
  * fp32. A chunk travels only to ranks of which a query may see one of its keys.
  *
- * On CUDA: packed sequences of the backward in one node only, dim at most 128, seq below 2^30, and batch * kv_heads
- *   * (W-1), twice that when zigzag, at most 262 144, of the backward 131 072. Between nodes 3 CTAs a rank or more, and
- *   of the backward batch * kv_heads * (3W-L-1), twice that when zigzag, at most 262 144 (less where nodes have not all
- *   L ranks).
+ * On CUDA: dim at most 128, seq below 2^30, and batch * kv_heads * (W-1), twice that when zigzag, at most 262 144, of
+ *   the backward 131 072. Between nodes 3 CTAs a rank or more, and of the backward batch * kv_heads * (3W-L-1), twice
+ *   that when zigzag, at most 262 144 (less where nodes have not all L ranks).
  *   Of packed sequences as many as a rank's staging memory has room for (8 ranks: a million; the error says how many).
  *   Beyond that MK_ERROR_UNSUPPORTED. A call of the backward is two kernels.
  * Slices. Not zigzag: rank r holds the r-th slice of the sequence (Rows, above), packed sequences included, which
