@@ -273,8 +273,8 @@ MK_API mk_status_t mk_get_unique_id(mk_unique_id_t *id);
  * that reads it can mk_comm_abort the initialisation; on failure it is NULL again. config may be NULL.
  * Ranks are processes, or threads of one process. Between mk_group_start and mk_group_end the call returns
  * at once and is carried out by mk_group_end; `comm`, `id` and `config` must stay valid until then.
- * MK_ERROR_INVALID_ARGUMENT: comm or id NULL, an id not made by mk_get_unique_id, nranks < 1, rank outside
- *   [0, nranks), a bad config field, or two ranks on one GPU. MK_ERROR_MISMATCH: ranks differ in nranks, library
+ * MK_ERROR_INVALID_ARGUMENT: comm or id NULL, an id not made by mk_get_unique_id, nranks outside [1, 4096], rank
+ *   outside [0, nranks), a bad config field, or two ranks on one GPU. MK_ERROR_MISMATCH: ranks differ in nranks, library
  *   version, build, or configuration; or a rank was given twice. MK_ERROR_TIMEOUT: ranks are missing; the sentence lists them.
  * MK_ERROR_NETWORK: the root does not answer, or does not know the id's secret. MK_ERROR_REMOTE: another rank
  *   failed or died. MK_ERROR_UNSUPPORTED: the device, or a transport between the nodes, is not available; more than 32
