@@ -132,6 +132,13 @@ Status RingBootstrap::wait_for_blocks(std::unique_lock<std::mutex>& lock, Deadli
                     format("%s: %s", what, state_->lost->second.sentence().c_str()));
     if (abort_.raised()) return abort_.reason();
     if (deadline.passed()) {
+      if (entered >= deadline.moment()) {
+        return Status(
+            MK_ERROR_TIMEOUT,
+            format("%s: the time was up when rank %d came to this step, without %s of %d: its own earlier "
+                   "steps were slow, or it waited there for others",
+                   what, rank_, rank_list(board.missing()).c_str(), nranks_));
+      }
       const auto waited = std::chrono::round<milliseconds>(Deadline::Clock::now() - entered).count();
       return Status(
           MK_ERROR_TIMEOUT,

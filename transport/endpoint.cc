@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "../lib/env.h"
+#include "../lib/log.h"
 #include "command_fifo.h"
 #include "transport.h"
 
@@ -298,6 +299,8 @@ void ProxiedEndpoint::deregister_region(uint32_t region) {
   transport_->remove_region(region);
 }
 
+constexpr std::chrono::seconds kSlowLook{3};
+
 // What a rank says of its choice: the name asked for and, one byte a backend, whether it is available.
 struct Choice {
   char name[16];
@@ -309,7 +312,16 @@ Result<std::vector<Choice>> exchange_choices(std::span<const Backend> backends, 
                                              Exchange& exchange, Deadline deadline) {
   Choice mine{};
   std::memcpy(mine.name, name.data(), std::min(name.size(), sizeof mine.name - 1));
-  for (size_t i = 0; i < backends.size(); ++i) mine.available[i] = backends[i].available().ok();
+  for (size_t i = 0; i < backends.size(); ++i) {
+    // Loads libraries and asks for devices.
+    const auto began = std::chrono::steady_clock::now();
+    mine.available[i] = backends[i].available().ok();
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
+    if (took > kSlowLook) {
+      log(MK_LOG_WARN, "rank %d: to find out whether the transport %s is available took %.1f s",
+          exchange.rank(), backends[i].name, took.count());
+    }
+  }
   auto blocks = exchange.all_gather(std::as_bytes(std::span(&mine, 1)), deadline, "choosing a transport");
   if (!blocks.ok()) return blocks.status();
   std::vector<Choice> choices(blocks->size());

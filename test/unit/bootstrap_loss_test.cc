@@ -163,6 +163,17 @@ TEST_CASE("a gather that runs out of time names the missing ranks") {
   CHECK(status.sentence().find(" for ranks 1-4 of 5") != std::string::npos);
 }
 
+TEST_CASE("a gather that begins after its deadline says that the time went before") {
+  Job job(3);
+  job.join();
+  REQUIRE(job.all_joined());
+  const Status status = job[1].bootstrap->all_gather({}, soon(0), "choosing a transport").status();
+  CHECK(status.code() == MK_ERROR_TIMEOUT);
+  CHECK(status.sentence().find(
+            "choosing a transport: the time was up when rank 1 came to this step, without ranks 0, 2 of 3") ==
+        0);
+}
+
 TEST_CASE("an abort ends a gather within a second, with the token's reason") {
   Job job(3);
   job.join();
