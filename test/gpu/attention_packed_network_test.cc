@@ -26,7 +26,7 @@ std::deque<AttentionProblem> problems_for(int nranks, bool quick) {
     return !runs_on_gpu(attention) || attention.num_sequences() == 0;
   });
   for (size_t at = 0; at < cases.size(); at += 2) cases[at].tuning.chunk_bytes = kSmallPuts;
-  return mk::test::make_problems(cases);
+  return make_gpu_problems(std::move(cases));
 }
 
 // Every rank's launch ends. Its answer is what it found itself or, if that came first, the news of another's.
