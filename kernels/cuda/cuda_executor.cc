@@ -114,7 +114,7 @@ Result<CudaExecutor::Planned*> CudaExecutor::planned(const GemmCall& call) const
     planned.with_peers.packets = packets_ ? packets_->offset : 0;
     planned.arena = find_arena(call, plan.value().area_bytes);
   } else {
-    planned.alone = gemm_plan(shape_of(call), num_sms_of(call));
+    planned.alone = gemm_plan(shape_of(call), num_sms_of(call), cluster_limits_);
   }
   return &planned_.insert(call, std::move(planned));
 }
@@ -213,6 +213,8 @@ Result<const CudaRank::Arena*> CudaExecutor::arena_for(int64_t area_bytes, Deadl
 Status CudaExecutor::prepare_alone() {
   if (workspace_ != nullptr) return {};
   MK_RETURN_IF_ERROR(cuda_error(gemm_prepare(), "loading the kernels"));
+  MK_RETURN_IF_ERROR(cuda_error(gemm_cluster_limits(&cluster_limits_), "cudaOccupancyMaxActiveClusters"));
+  planned_.clear();  // those before knew of no clusters
   void* workspace = nullptr;
   MK_RETURN_IF_ERROR(cuda_error(cudaMalloc(&workspace, max_workspace_bytes()), "allocating the workspace"));
   cudaError_t error = cudaMemset(workspace, 0, max_workspace_bytes());

@@ -120,6 +120,7 @@ class CudaExecutor : public Executor {
   mutable CallCache<Planned> planned_;
   // One rank.
   void* workspace_ = nullptr;
+  GemmClusterLimits cluster_limits_;
   std::atomic<uint64_t> epoch_{0};
   FlightRecorder flight_;
   std::unique_ptr<CudaTrace> trace_;                      // under way

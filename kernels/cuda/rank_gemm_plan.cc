@@ -63,11 +63,11 @@ GemmPlan choose_tile(const GemmCall& call, int64_t rows, int num_owners, int64_t
     shape.out_type = gemm_type(call.out_dtype);
     // Ranks of a reduction choose alike, and b_layout is each rank's own.
     shape.b_transposed = call.op == MK_OPERATOR_ALLGATHER_GEMM && call.b_layout == MK_LAYOUT_NK && !is_wgrad;
-    const GemmPlan plan = gemm_plan_with(shape, num_sms, tile, 1, -1);
+    const GemmPlan plan = gemm_plan_with(shape, num_sms, tile, -1);
     if (best.block_m == 0 || plan.predicted_us < best.predicted_us) best = plan;
     const int64_t rest = gemm_plan_num_tiles(shape, plan) % num_sms;
     if (!cuts || rest == 0) continue;
-    GemmPlan cut = gemm_plan_with(shape, num_sms, tile, 1, static_cast<int>(rest));
+    GemmPlan cut = gemm_plan_with(shape, num_sms, tile, static_cast<int>(rest));
     if (tile.ping_pong) cut.predicted_us *= PING_PONG_CUT_FACTOR;
     if (cut.num_workers == num_sms && cut.predicted_us < best.predicted_us) best = cut;
   }
@@ -179,7 +179,7 @@ void choose_late_workers(const GemmCall& call, int64_t rows, double bytes, int n
   const auto num_tiles = gemm_plan_num_tiles(shape, to.gemm);
   if (num_late == 0 || bytes == 0 || call.tuning.compute_ctas > 0 || num_tiles == 0) return;
   if (num_tiles > int64_t{MOST_ROUNDS} * num_workers) return;
-  const GemmPlan whole = gemm_plan_with(shape, num_workers, tile, 1, -1);
+  const GemmPlan whole = gemm_plan_with(shape, num_workers, tile, -1);
   const double round_us = whole.predicted_us / static_cast<double>(ceil_div(num_tiles, num_workers));
   const double push_us = bytes / PUSH_BYTES_PER_US_OF_CTA / num_late;
   const auto first = static_cast<int>(std::ceil(push_us / round_us));
@@ -190,7 +190,7 @@ void choose_late_workers(const GemmCall& call, int64_t rows, double bytes, int n
     if (late_tile + num_workers > num_tiles) return;
     const auto rest = static_cast<int>((num_tiles - late_tile) % num_workers);
     const double whole_us = round_us * static_cast<double>(rounds + (num_tiles - late_tile) / num_workers);
-    const GemmPlan cut = gemm_plan_with(shape, num_workers, tile, 1, cuts && rest > 0 ? rest : -1);
+    const GemmPlan cut = gemm_plan_with(shape, num_workers, tile, cuts && rest > 0 ? rest : -1);
     const double cut_us = cut.predicted_us * (tile.ping_pong ? PING_PONG_CUT_FACTOR : 1.0) -
                           round_us * static_cast<double>(ceil_div(num_tiles - rest, num_workers));
     const bool is_cut = cut.num_streamk_tiles > 0 && cut.num_workers == num_workers && cut_us < round_us;

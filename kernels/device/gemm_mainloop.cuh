@@ -55,12 +55,6 @@ struct alignas(1024) MainloopStorage {
   uint64_t stage_empty[Config::NUM_STAGES];
 };
 
-// A cluster's CTAs hold neighbouring tiles of M and share B: each loads its part and multicasts it.
-struct ClusterPosition {
-  uint32_t cta_rank;
-  uint32_t num_ctas;
-};
-
 template <int NUM_STAGES>
 struct StageCursor {
   int stage = 0;
@@ -83,13 +77,12 @@ __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, uint32_t phase)
   }
 }
 
-// By one thread of the CTA; a cluster barrier must follow before any stage is used.
+// By one thread of the CTA; a barrier must follow before any stage is used.
 template <class Config>
-__device__ void mainloop_init(MainloopStorage<Config>& smem, const ClusterPosition& cluster) {
+__device__ void mainloop_init(MainloopStorage<Config>& smem) {
   for (int stage = 0; stage < Config::NUM_STAGES; ++stage) {
     ptx::mbarrier_init(&smem.stage_full[stage], 1);
-    // A stage is written by every CTA of the cluster, so every CTA's consumers free it everywhere.
-    ptx::mbarrier_init(&smem.stage_empty[stage], Config::NUM_WARPS_PER_STAGE * cluster.num_ctas);
+    ptx::mbarrier_init(&smem.stage_empty[stage], Config::NUM_WARPS_PER_STAGE);
   }
   ptx::fence_mbarrier_init_release_cluster();
 }
@@ -115,27 +108,14 @@ __device__ __forceinline__ void load_a_stage(MainloopStorage<Config>& smem, int 
 
 template <class Config>
 __device__ __forceinline__ void load_b_stage(MainloopStorage<Config>& smem, int stage, const CUtensorMap* map_b,
-                                             int n, int k, const ClusterPosition& cluster) {
+                                             int n, int k) {
   uint64_t* full = &smem.stage_full[stage];
-  const uint16_t all_ctas = static_cast<uint16_t>((1u << cluster.num_ctas) - 1);
   if constexpr (Config::B_TRANSPOSED) {
-    if (cluster.num_ctas == 1) {
-      ptx::cp_async_bulk_tensor_2d_shared_global(smem.b[stage], map_b, full, k, n);
-    } else {
-      const int rows = Config::BLOCK_N / cluster.num_ctas;
-      const int row = cluster.cta_rank * rows;
-      ptx::cp_async_bulk_tensor_2d_shared_global_multicast_cluster(smem.b[stage] + row * 128, map_b, full, k,
-                                                                   n + row, all_ctas);
-    }
+    ptx::cp_async_bulk_tensor_2d_shared_global(smem.b[stage], map_b, full, k, n);
   } else {
 #pragma unroll
     for (int i = 0; i < (Config::BLOCK_N + 63) / 64; ++i) {
-      if (cluster.num_ctas == 1) {
-        ptx::cp_async_bulk_tensor_2d_shared_global(smem.b[stage] + i * 64 * 128, map_b, full, n + i * 64, k);
-      } else if (i % cluster.num_ctas == cluster.cta_rank) {
-        ptx::cp_async_bulk_tensor_2d_shared_global_multicast_cluster(smem.b[stage] + i * 64 * 128, map_b, full,
-                                                                     n + i * 64, k, all_ctas);
-      }
+      ptx::cp_async_bulk_tensor_2d_shared_global(smem.b[stage] + i * 64 * 128, map_b, full, n + i * 64, k);
     }
   }
 }
@@ -147,12 +127,12 @@ template <class Config, class WaitForA>
 __device__ __forceinline__ void load_tile(MainloopStorage<Config>& smem,
                                           StageCursor<Config::NUM_STAGES>& cursor, const LoadParams& params,
                                           const CUtensorMap* map_a, int m, const TileWork& work,
-                                          const ClusterPosition& cluster, WaitForA&& wait_for_a) {
+                                          WaitForA&& wait_for_a) {
   const int n = work.n_tile * Config::BLOCK_N;
   for (int k_step = work.k_begin; k_step < work.k_end; ++k_step) {
     mbarrier_wait(&smem.stage_empty[cursor.stage], cursor.phase ^ 1);
     ptx::mbarrier_arrive_expect_tx(&smem.stage_full[cursor.stage], params.stage_bytes);
-    load_b_stage<Config>(smem, cursor.stage, &params.map_b, n, k_step * Config::BLOCK_K, cluster);
+    load_b_stage<Config>(smem, cursor.stage, &params.map_b, n, k_step * Config::BLOCK_K);
     wait_for_a(k_step);
     load_a_stage<Config>(smem, cursor.stage, map_a, m, k_step * Config::BLOCK_K);
     cursor.advance();
@@ -160,14 +140,8 @@ __device__ __forceinline__ void load_tile(MainloopStorage<Config>& smem,
 }
 
 template <class Config>
-__device__ __forceinline__ void release_stage(MainloopStorage<Config>& smem, int stage,
-                                              const ClusterPosition& cluster) {
-  const uint32_t lane = threadIdx.x % 32;
-  if (cluster.num_ctas == 1) {
-    if (lane == 0) ptx::mbarrier_arrive(&smem.stage_empty[stage]);
-  } else if (lane < cluster.num_ctas) {
-    ptx::mbarrier_arrive_shared_cluster(&smem.stage_empty[stage], lane);
-  }
+__device__ __forceinline__ void release_stage(MainloopStorage<Config>& smem, int stage) {
+  if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&smem.stage_empty[stage]);
 }
 
 // In a stage, 64 rows of A, and 64 columns of B where N is contiguous, are blocks of this size.
@@ -204,8 +178,7 @@ template <class Config, class OnLastIssued>
 __device__ __forceinline__ void multiply_tile(typename Config::Accumulators& accumulators,
                                               MainloopStorage<Config>& smem,
                                               StageCursor<Config::NUM_STAGES>& cursor, int num_k_steps,
-                                              int first_block, const ClusterPosition& cluster,
-                                              OnLastIssued&& on_last_issued) {
+                                              int first_block, OnLastIssued&& on_last_issued) {
   const uint64_t base_a = ptx::wgmma_descriptor_swizzle_128b(
       ptx::smem_address(smem.a[0]) + first_block * BLOCK_64_BYTES, BLOCK_64_BYTES, 1024);
   const uint64_t base_b =
@@ -235,7 +208,7 @@ __device__ __forceinline__ void multiply_tile(typename Config::Accumulators& acc
     ptx::wgmma_fence();
     multiply_stage<Config, 0, 0, false>(accumulators, a_of(stage), b_of(stage));
     ptx::wgmma_wait_group<1>();
-    release_stage<Config>(smem, previous_stage, cluster);
+    release_stage<Config>(smem, previous_stage);
     previous_stage = stage;
     cursor.advance();
     multiply_stage<Config, 1, 2, false>(accumulators, a_of(stage), b_of(stage));
@@ -245,7 +218,7 @@ __device__ __forceinline__ void multiply_tile(typename Config::Accumulators& acc
   }
   on_last_issued();
   ptx::wgmma_wait_group<0>();
-  release_stage<Config>(smem, previous_stage, cluster);
+  release_stage<Config>(smem, previous_stage);
 }
 
 }  // namespace mk

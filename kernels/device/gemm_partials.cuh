@@ -36,16 +36,16 @@ __device__ __forceinline__ void partials_store(const float (&accumulators)[NUM_A
   if (thread == 0) ptx::st_release_gpu(layout.flag(workspace, cta, block), 1);
 }
 
-// Adds the partial tiles of `num_peers` CTAs, from `first_cta` on, `cta_stride` apart, in that order. All flags
+// Adds the partial tiles of `num_peers` CTAs, from `first_cta` on, in that order. All flags
 // are polled at once and several partials are read at a time: one round trip to L2 each (about 1 us) was most
 // of the cost of cutting small products.
 template <int NUM_ACCUMULATORS>
 __device__ __forceinline__ void partials_add(float (&accumulators)[NUM_ACCUMULATORS],
                                              const PartialsLayout& layout, void* workspace, int first_cta,
-                                             int cta_stride, int num_peers, int block, bool has_rows) {
+                                             int num_peers, int block, bool has_rows) {
   const int thread = threadIdx.x % 128;
   for (int peer = thread; peer < num_peers; peer += 128) {
-    uint32_t* flag = layout.flag(workspace, first_cta + peer * cta_stride, block);
+    uint32_t* flag = layout.flag(workspace, first_cta + peer, block);
     while (ptx::ld_acquire_gpu(flag) == 0) {
     }
     ptx::st_relaxed_gpu(flag, 0);
@@ -58,7 +58,7 @@ __device__ __forceinline__ void partials_add(float (&accumulators)[NUM_ACCUMULAT
     const float4* source[GROUP];
 #pragma unroll
     for (int p = 0; p < GROUP; ++p) {
-      const int cta = first_cta + (group + p) * cta_stride;
+      const int cta = first_cta + group + p;
       source[p] =
           reinterpret_cast<const float4*>(layout.tile(workspace, cta) + block * NUM_ACCUMULATORS * 128) +
           thread;

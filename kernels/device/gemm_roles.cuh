@@ -16,8 +16,8 @@ constexpr int TURN_BARRIER = 4;
 // `next(&work)` walks the CTA's tiles, false after the last; the producer must walk the same.
 // `finish(work, block, accumulators)` takes the warpgroup's `block`-th 64 rows of a tile.
 template <class Config, class Work = TileWork, class Next, class Finish>
-__device__ __forceinline__ void consumer_role(MainloopStorage<Config>& smem, const ClusterPosition& cluster,
-                                              int warpgroup, TraceBuffer* trace, Next&& next, Finish&& finish) {
+__device__ __forceinline__ void consumer_role(MainloopStorage<Config>& smem, int warpgroup, TraceBuffer* trace,
+                                              Next&& next, Finish&& finish) {
   StageCursor<Config::NUM_STAGES> stages;
   typename Config::Accumulators accumulators;
   const int first_block = Config::PING_PONG ? 0 : warpgroup;
@@ -46,8 +46,7 @@ __device__ __forceinline__ void consumer_role(MainloopStorage<Config>& smem, con
       // Finding the next tile takes 700 cycles of divisions, here hidden by the last products.
       has_next = next(&next_work);
     };
-    multiply_tile<Config>(accumulators, smem, stages, work.k_end - work.k_begin, first_block, cluster,
-                          on_last_issued);
+    multiply_tile<Config>(accumulators, smem, stages, work.k_end - work.k_begin, first_block, on_last_issued);
     if constexpr (Config::PING_PONG) has_next = has_next && skip_tile(&next_work);
     tracer.end();
     tracer.begin(TraceKind::store, trace_tile(work));

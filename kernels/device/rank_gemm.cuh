@@ -32,7 +32,7 @@ __device__ __forceinline__ void storage_init(RankGemmStorage<Config>& smem) {
     ptx::mbarrier_init(&smem.staged_empty[slot], NUM_PUSH_WARPS);
   }
   push_init(smem.push);
-  mainloop_init<Config>(smem.mainloop, {0, 1});
+  mainloop_init<Config>(smem.mainloop);
 }
 
 // Warps 1 to 3 of every CTA's producer warpgroup: the push warps, and one that never pushes.

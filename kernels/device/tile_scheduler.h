@@ -9,7 +9,7 @@
 
 namespace mk {
 
-// One piece of work. `m_tile` counts in tiles of a worker: a cluster of 2 owns two CTA tiles along M.
+// One piece of work.
 struct TileWork {
   int m_tile;
   int n_tile;

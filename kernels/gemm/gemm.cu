@@ -17,8 +17,22 @@ const GemmKernelTable& kernels_of(GemmType in_type, bool traced) {
   return in_type == GemmType::bf16 ? gemm_kernels_bf16() : gemm_kernels_fp16();
 }
 
+const GemmSplitKernelTable& split_kernels_of(GemmType in_type) {
+  return in_type == GemmType::bf16 ? gemm_split_kernels_bf16() : gemm_split_kernels_fp16();
+}
+
+const GemmKernelEntry* find_split_kernel(const GemmShape& shape, const GemmPlan& plan) {
+  if (shape.a_transposed) return nullptr;
+  for (int tile = 0; tile < NUM_GEMM_SPLIT_TILES; ++tile) {
+    if (GEMM_SPLIT_TILES[tile].block_m == plan.block_m && GEMM_SPLIT_TILES[tile].block_n == plan.block_n)
+      return &split_kernels_of(shape.in_type).entries[tile][shape.b_transposed ? 1 : 0];
+  }
+  return nullptr;
+}
+
 const GemmKernelEntry* find_kernel(const GemmShape& shape, const GemmPlan& plan, bool traced) {
   if (shape.in_type == GemmType::fp32 || (shape.a_transposed && shape.b_transposed)) return nullptr;
+  if (plan.num_split_ctas > 1) return find_split_kernel(shape, plan);
   const GemmLayout layout = shape.a_transposed ? GEMM_A_TRANSPOSED_KN : shape.b_transposed ? GEMM_NK : GEMM_KN;
   for (int tile = 0; tile < NUM_GEMM_TILES; ++tile) {
     if (GEMM_TILES[tile].block_m == plan.block_m && GEMM_TILES[tile].block_n == plan.block_n &&
@@ -60,17 +74,15 @@ bool fill_params(const GemmArguments& arguments, const GemmPlan& plan, const Gem
                                                                 shape.k, lda, a_box_rows, GEMM_BLOCK_K);
   params->load.stage_bytes =
       kernel.stage_bytes - (shape.a_transposed ? 0 : (plan.block_m - a_box_rows) * GEMM_BLOCK_K * 2);
-  const bool b_encoded =
-      shape.b_transposed
-          ? encode_tensor_map(&params->load.map_b, shape.in_type, b, shape.n, shape.k, ldb,
-                              plan.block_n / plan.num_cluster_ctas, GEMM_BLOCK_K)
-          : encode_tensor_map(&params->load.map_b, shape.in_type, b, shape.k, shape.n, ldb, GEMM_BLOCK_K, 64);
+  const bool b_encoded = shape.b_transposed ? encode_tensor_map(&params->load.map_b, shape.in_type, b, shape.n,
+                                                                shape.k, ldb, plan.block_n, GEMM_BLOCK_K)
+                                            : encode_tensor_map(&params->load.map_b, shape.in_type, b, shape.k,
+                                                                shape.n, ldb, GEMM_BLOCK_K, 64);
   if (!a_encoded || !b_encoded) return false;
 
   const int out_bytes = shape.out_type == GemmType::fp32 ? 4 : 2;
   const bool rows_aligned = is_aligned_16(arguments.c) && arguments.ldc * out_bytes % 16 == 0;
-  const int cluster_m = plan.block_m * plan.num_cluster_ctas;
-  params->schedule = {static_cast<int>((shape.m + cluster_m - 1) / cluster_m),
+  params->schedule = {static_cast<int>((shape.m + plan.block_m - 1) / plan.block_m),
                       static_cast<int>((shape.n + plan.block_n - 1) / plan.block_n),
                       static_cast<int>((shape.k + GEMM_BLOCK_K - 1) / GEMM_BLOCK_K),
                       plan.num_workers,
@@ -79,27 +91,61 @@ bool fill_params(const GemmArguments& arguments, const GemmPlan& plan, const Gem
   params->epilogue = {arguments.c,    arguments.ldc,       arguments.bias,       static_cast<int>(shape.n),
                       shape.out_type, arguments.bias_type, arguments.accumulate, rows_aligned};
   params->m = static_cast<int>(shape.m);
-  params->num_cluster_ctas = plan.num_cluster_ctas;
+  params->num_split_ctas = plan.num_split_ctas;
   params->workspace = arguments.workspace;
   params->trace = arguments.trace;
   return true;
+}
+
+// `attribute` is the answer's.
+cudaLaunchConfig_t launch_config(const GemmKernelEntry& kernel, int num_ctas, int num_cluster_ctas,
+                                 cudaLaunchAttribute* attribute) {
+  attribute->id = cudaLaunchAttributeClusterDimension;
+  attribute->val.clusterDim = {static_cast<unsigned>(num_cluster_ctas), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(num_ctas);
+  config.blockDim = dim3(kernel.num_threads);
+  config.dynamicSmemBytes = kernel.smem_bytes;
+  config.attrs = attribute;
+  config.numAttrs = num_cluster_ctas > 1 ? 1 : 0;
+  return config;
+}
+
+template <class Table>
+cudaError_t prepare(const Table& table) {
+  for (const auto& row : table.entries) {
+    for (const GemmKernelEntry& kernel : row) {
+      // Also loads the module, which must not happen on the call path.
+      const cudaError_t error =
+          cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel.kernel),
+                               cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.smem_bytes);
+      if (error != cudaSuccess) return error;
+    }
+  }
+  return cudaSuccess;
 }
 
 }  // namespace
 
 cudaError_t gemm_prepare() {
   cudaError_t error = tensor_map_prepare();
-  if (error != cudaSuccess) return error;
-  for (const GemmKernelTable* table :
-       {&gemm_kernels_bf16(), &gemm_kernels_fp16(), &gemm_traced_kernels_bf16(), &gemm_traced_kernels_fp16()}) {
-    for (const auto& row : table->entries) {
-      for (const GemmKernelEntry& kernel : row) {
-        // Also loads the module, which must not happen on the call path.
-        error = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel.kernel),
-                                     cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.smem_bytes);
-        if (error != cudaSuccess) return error;
-      }
-    }
+  for (const GemmType type : {GemmType::bf16, GemmType::fp16}) {
+    if (error == cudaSuccess) error = prepare(kernels_of(type, false));
+    if (error == cudaSuccess) error = prepare(kernels_of(type, true));
+    if (error == cudaSuccess) error = prepare(split_kernels_of(type));
+  }
+  return error;
+}
+
+cudaError_t gemm_cluster_limits(GemmClusterLimits* limits) {
+  // Every split kernel takes more than half of an SM's shared memory.
+  const GemmKernelEntry& kernel = gemm_split_kernels_bf16().entries[0][0];
+  for (int num_ctas = 2; num_ctas <= MAX_SPLIT_CTAS; ++num_ctas) {
+    cudaLaunchAttribute attribute{};
+    cudaLaunchConfig_t config = launch_config(kernel, num_ctas, num_ctas, &attribute);
+    const cudaError_t error =
+        cudaOccupancyMaxActiveClusters(&limits->at_a_time[num_ctas], kernel.kernel, &config);
+    if (error != cudaSuccess) return error;
   }
   return cudaSuccess;
 }
@@ -113,15 +159,8 @@ cudaError_t gemm_launch(const GemmArguments& arguments, const GemmPlan& plan, cu
   if (!fill_params(arguments, plan, *kernel, &params)) return cudaErrorInvalidValue;
 
   cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {static_cast<unsigned>(plan.num_cluster_ctas), 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(plan.num_ctas());
-  config.blockDim = dim3(kernel->num_threads);
-  config.dynamicSmemBytes = kernel->smem_bytes;
+  cudaLaunchConfig_t config = launch_config(*kernel, plan.num_ctas(), plan.num_split_ctas, &attribute);
   config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = plan.num_cluster_ctas > 1 ? 1 : 0;
   return cudaLaunchKernelEx(&config, kernel->kernel, params);
 }
 

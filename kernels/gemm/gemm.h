@@ -45,6 +45,9 @@ struct GemmArguments {
 // first launch. cudaErrorNoKernelImageForDevice where the device is not sm_90.
 cudaError_t gemm_prepare();
 
+// Of the current device; after gemm_prepare.
+cudaError_t gemm_cluster_limits(GemmClusterLimits* limits);
+
 // Enqueues exactly one kernel (none if m or n is 0); allocates nothing, waits for nothing, may be captured.
 // cudaErrorInvalidValue: misaligned or out-of-range argument; cudaErrorNotReady: gemm_prepare was not called.
 cudaError_t gemm_launch(const GemmArguments& arguments, const GemmPlan& plan, cudaStream_t stream);

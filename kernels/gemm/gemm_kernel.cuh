@@ -23,7 +23,7 @@ struct GemmParams {
   TileSchedule schedule;
   EpilogueParams epilogue;
   int m;
-  int num_cluster_ctas;
+  int num_split_ctas;
   void* workspace;
   GemmTrace trace;
 };
@@ -49,12 +49,17 @@ enum GemmLayout { GEMM_KN = 0, GEMM_NK = 1, GEMM_A_TRANSPOSED_KN = 2, NUM_GEMM_L
 struct GemmKernelTable {
   GemmKernelEntry entries[NUM_GEMM_TILES][NUM_GEMM_LAYOUTS];
 };
+struct GemmSplitKernelTable {
+  GemmKernelEntry entries[NUM_GEMM_SPLIT_TILES][2];  // KN, NK
+};
 // One translation unit an input type, so that they compile in parallel. Those that record a trace are kernels
 // of their own: the spans' code in the consumers changes how the others' registers are dealt out.
 const GemmKernelTable& gemm_kernels_bf16();
 const GemmKernelTable& gemm_kernels_fp16();
 const GemmKernelTable& gemm_traced_kernels_bf16();
 const GemmKernelTable& gemm_traced_kernels_fp16();
+const GemmSplitKernelTable& gemm_split_kernels_bf16();
+const GemmSplitKernelTable& gemm_split_kernels_fp16();
 
 template <bool TRACED>
 __device__ __forceinline__ TraceBuffer* trace_of(const GemmParams& params) {
@@ -63,20 +68,18 @@ __device__ __forceinline__ TraceBuffer* trace_of(const GemmParams& params) {
 }
 
 template <class Config, bool TRACED>
-__device__ __forceinline__ void producer_role(GemmStorage<Config>& smem, const GemmParams& params,
-                                              const ClusterPosition& cluster) {
+__device__ __forceinline__ void producer_role(GemmStorage<Config>& smem, const GemmParams& params) {
   if (threadIdx.x % 128 != 0) return;
   ptx::prefetch_tensormap(&params.load.map_a);
   ptx::prefetch_tensormap(&params.load.map_b);
-  TileCursor tiles(params.schedule, blockIdx.x / cluster.num_ctas);
+  TileCursor tiles(params.schedule, blockIdx.x);
   StageCursor<Config::NUM_STAGES> stages;
   TileWork work;
   while (tiles.next(&work)) {
-    const int m_tile = work.m_tile * cluster.num_ctas + cluster.cta_rank;
     const Tracer tracer(trace_of<TRACED>(params), TRACE_LOAD);
     tracer.begin(TraceKind::load, trace_tile(work));
-    load_tile<Config>(smem.mainloop, stages, params.load, &params.load.map_a, m_tile * Config::BLOCK_M, work,
-                      cluster, AIsReady());
+    load_tile<Config>(smem.mainloop, stages, params.load, &params.load.map_a, work.m_tile * Config::BLOCK_M,
+                      work, AIsReady());
     tracer.end();
   }
 }
@@ -85,11 +88,10 @@ __device__ __forceinline__ void producer_role(GemmStorage<Config>& smem, const G
 // output. `block`: which 64 rows of the CTA's tile.
 template <class Config>
 __device__ __forceinline__ void finish_rows(GemmStorage<Config>& smem, const GemmParams& params,
-                                            const ClusterPosition& cluster, const TileWork& work, int block,
+                                            const TileWork& work, int block,
                                             float (&accumulators)[Config::BLOCK_N / 2]) {
   const int warp = threadIdx.x / 32;
-  const int m_tile = work.m_tile * cluster.num_ctas + cluster.cta_rank;
-  const int m = m_tile * Config::BLOCK_M + block * 64 + warp % 4 * 16;
+  const int m = work.m_tile * Config::BLOCK_M + block * 64 + warp % 4 * 16;
   const bool has_rows = m < params.m;
   const PartialsLayout partials(gridDim.x, Config::BLOCK_M, Config::BLOCK_N);
   if (!work.is_owner) {
@@ -97,9 +99,7 @@ __device__ __forceinline__ void finish_rows(GemmStorage<Config>& smem, const Gem
     return;
   }
   if (work.num_peers > 0) {
-    partials_add(accumulators, partials, params.workspace,
-                 work.first_peer * cluster.num_ctas + cluster.cta_rank, cluster.num_ctas, work.num_peers, block,
-                 has_rows);
+    partials_add(accumulators, partials, params.workspace, work.first_peer, work.num_peers, block, has_rows);
   }
   store_tile_rows(accumulators, params.epilogue, smem.epilogue[warp], m, params.m,
                   work.n_tile * Config::BLOCK_N);
@@ -110,13 +110,11 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
     gemm_kernel(const __grid_constant__ GemmParams params) {
   extern __shared__ __align__(1024) uint8_t smem_bytes[];
   GemmStorage<Config>& smem = *reinterpret_cast<GemmStorage<Config>*>(smem_bytes);
-  const ClusterPosition cluster = {ptx::cluster_ctarank(), static_cast<uint32_t>(params.num_cluster_ctas)};
   if (threadIdx.x == 0) {
-    mainloop_init<Config>(smem.mainloop, cluster);
+    mainloop_init<Config>(smem.mainloop);
     trace_enter(trace_of<TRACED>(params), params.trace.epoch, params.trace.op, params.trace.shape);
   }
-  ptx::barrier_cluster_arrive_release();
-  ptx::barrier_cluster_wait_acquire();
+  __syncthreads();
 
   // With two consumers the registers of a CTA (168 a thread at launch) are dealt anew: 128 accumulators and
   // their addresses do not fit in 168.
@@ -124,23 +122,21 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
   if (warpgroup == Config::NUM_CONSUMER_WARPGROUPS) {
     if constexpr (DEAL_REGISTERS) ptx::setmaxnreg_dec<40>();
-    producer_role<Config, TRACED>(smem, params, cluster);
+    producer_role<Config, TRACED>(smem, params);
   } else {
     if constexpr (DEAL_REGISTERS) ptx::setmaxnreg_inc<232>();
-    TileCursor tiles(params.schedule, blockIdx.x / cluster.num_ctas);
+    TileCursor tiles(params.schedule, blockIdx.x);
     consumer_role<Config>(
-        smem.mainloop, cluster, warpgroup, trace_of<TRACED>(params),
-        [&](TileWork* work) { return tiles.next(work); },
+        smem.mainloop, warpgroup, trace_of<TRACED>(params), [&](TileWork* work) { return tiles.next(work); },
         [&](const TileWork& work, int block, float(&accumulators)[Config::BLOCK_N / 2]) {
-          finish_rows<Config>(smem, params, cluster, work, block, accumulators);
+          finish_rows<Config>(smem, params, work, block, accumulators);
         });
   }
 
-  // A CTA must outlive the multicasts into it and the arrivals at its barriers.
-  __syncwarp();
-  ptx::barrier_cluster_arrive_release();
-  ptx::barrier_cluster_wait_acquire();
-  if (threadIdx.x == 0) trace_leave(trace_of<TRACED>(params));
+  if constexpr (TRACED) {
+    __syncthreads();
+    if (threadIdx.x == 0) trace_leave(params.trace.buffer);
+  }
 }
 
 template <GemmTile TILE, class Element, bool A_TRANSPOSED, bool B_TRANSPOSED, bool TRACED>

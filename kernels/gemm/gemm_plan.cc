@@ -25,27 +25,46 @@ constexpr double EXCHANGE_CYCLES = 8000;
 constexpr double EXCHANGE_CYCLES_LARGE = 14000;
 constexpr double EXCHANGE_BYTES_PER_CYCLE = 30;
 constexpr double LAUNCH_US = 3;
+// Of few rows, in one wave: power limits no clock, and few CTAs leave more of the L2 to each.
+constexpr int FEW_ROWS = 512;
+constexpr double FEW_ROWS_CLOCK_MHZ = 1900;
+constexpr double FEW_ROWS_LAUNCH_US = 3.4;
+constexpr double CTAS_WITHOUT_CONTENTION = 80;
+constexpr double CONTENTION_OF_132_CTAS = 0.3;
+constexpr double SPLIT_EXCHANGE_US = 0.6;
+constexpr double SPLIT_EXCHANGE_US_A_CTA = 0.35;
+constexpr double SPLIT_EXCHANGE_BYTES_PER_US = 68e3;
+constexpr int64_t MIN_SPLIT_STEPS = 4;  // of a CTA
 
 // Cycles that one k-step of a tile takes on its SM.
-double step_cycles(const GemmShape& shape, const GemmPlan& plan) {
-  const double efficiency = plan.block_m == 64    ? 0.6
+double step_cycles(const GemmShape& shape, const GemmPlan& plan, double efficiency_of_64, int64_t a_rows) {
+  const double efficiency = plan.block_m == 64    ? efficiency_of_64
                             : plan.ping_pong      ? 0.94
                             : plan.block_n == 256 ? 0.98
                             : plan.block_n == 224 ? 0.96
                                                   : 0.9;
   const double multiply = plan.block_m * plan.block_n * GEMM_BLOCK_K / 2048.0 / efficiency;
   const int64_t columns = shape.b_transposed ? plan.block_n : ceil_divide(plan.block_n, 64) * 64;
-  const double bytes = 2.0 * GEMM_BLOCK_K * (plan.block_m + double(columns) / plan.num_cluster_ctas);
-  // Pairs wait for each other.
-  const double pair_factor = plan.num_cluster_ctas == 1 ? 1.0 : plan.ping_pong ? 1.25 : 1.08;
-  return std::max(multiply, bytes / SM_LOAD_BYTES_PER_CYCLE) * pair_factor;
+  const double bytes = 2.0 * GEMM_BLOCK_K * (a_rows + columns);
+  return std::max(multiply, bytes / SM_LOAD_BYTES_PER_CYCLE);
+}
+
+double memory_us(const GemmShape& shape, const GemmPlan& plan) {
+  const double bytes = 2.0 * (double(shape.m) * shape.k + double(shape.k) * shape.n) +
+                       (shape.out_type == GemmType::fp32 ? 4.0 : 2.0) * shape.m * shape.n;
+  return bytes / HBM_BYTES_PER_US / std::min(1.0, plan.num_ctas() / CTAS_TO_FILL_HBM);
+}
+
+// The slower of the two, and a little of the other, so that of two plans bound by memory the lighter one wins.
+double overlapped_us(double one_us, double other_us) {
+  return std::max(one_us, other_us) + 0.1 * std::min(one_us, other_us);
 }
 
 double predict_us(const GemmShape& shape, const GemmPlan& plan) {
   const int64_t k_steps = ceil_divide(shape.k, GEMM_BLOCK_K);
   const int64_t whole_tiles = gemm_plan_num_tiles(shape, plan) - plan.num_streamk_tiles;
   const int64_t waves = ceil_divide(whole_tiles, plan.num_workers);
-  const double step = step_cycles(shape, plan);
+  const double step = step_cycles(shape, plan, 0.6, plan.block_m);
   double cycles = START_CYCLES + waves * k_steps * step + (plan.ping_pong ? 1 : waves) * EPILOGUE_CYCLES;
   double exchange_cycles = 0;
   if (plan.num_streamk_tiles > 0) {
@@ -56,33 +75,44 @@ double predict_us(const GemmShape& shape, const GemmPlan& plan) {
     exchange_cycles = (plan.block_m == 64 ? EXCHANGE_CYCLES : EXCHANGE_CYCLES_LARGE) +
                       (1 + pieces) * rows * plan.block_n * 4.0 / EXCHANGE_BYTES_PER_CYCLE;
   }
-  const double bytes = 2.0 * (double(shape.m) * shape.k + double(shape.k) * shape.n) +
-                       (shape.out_type == GemmType::fp32 ? 4.0 : 2.0) * shape.m * shape.n;
-  const double busy = std::min(1.0, plan.num_ctas() / CTAS_TO_FILL_HBM);
-  // The slower of the two, and a little of the other, so that of two plans bound by memory the lighter one
-  // wins.
-  const double compute_us = cycles / CLOCK_MHZ, memory_us = bytes / HBM_BYTES_PER_US / busy;
-  return LAUNCH_US + std::max(compute_us, memory_us) + 0.1 * std::min(compute_us, memory_us) +
-         exchange_cycles / CLOCK_MHZ;
+  return LAUNCH_US + overlapped_us(cycles / CLOCK_MHZ, memory_us(shape, plan)) + exchange_cycles / CLOCK_MHZ;
+}
+
+bool is_one_wave(const GemmShape& shape, const GemmPlan& plan) {
+  return plan.num_streamk_tiles == 0 && plan.num_workers == gemm_plan_num_tiles(shape, plan);
+}
+
+// A product of few rows, a tile a CTA or a cluster.
+double predict_few_rows_us(const GemmShape& shape, const GemmPlan& plan) {
+  const int64_t steps = ceil_divide(ceil_divide(shape.k, GEMM_BLOCK_K), plan.num_split_ctas);
+  const int64_t a_rows = std::min<int64_t>(plan.block_m, ceil_divide(shape.m, 8) * 8);
+  const double contention =
+      1 + CONTENTION_OF_132_CTAS *
+              std::max(0.0, (plan.num_ctas() - CTAS_WITHOUT_CONTENTION) / (132 - CTAS_WITHOUT_CONTENTION));
+  const double compute_us = steps * step_cycles(shape, plan, 0.85, a_rows) / FEW_ROWS_CLOCK_MHZ * contention;
+  double exchange_us = 0;
+  if (plan.num_split_ctas > 1) {
+    const double bytes = 2.0 * std::min<double>(plan.block_m, shape.m) * plan.block_n * 4;
+    exchange_us =
+        SPLIT_EXCHANGE_US + SPLIT_EXCHANGE_US_A_CTA * plan.num_split_ctas + bytes / SPLIT_EXCHANGE_BYTES_PER_US;
+  }
+  return FEW_ROWS_LAUNCH_US + overlapped_us(compute_us, memory_us(shape, plan)) + exchange_us;
 }
 
 }  // namespace
 
 int64_t gemm_plan_num_tiles(const GemmShape& shape, const GemmPlan& plan) {
-  return ceil_divide(ceil_divide(shape.m, plan.block_m), plan.num_cluster_ctas) *
-         ceil_divide(shape.n, plan.block_n);
+  return ceil_divide(shape.m, plan.block_m) * ceil_divide(shape.n, plan.block_n);
 }
 
-GemmPlan gemm_plan_with(const GemmShape& shape, int num_sms, GemmTile tile, int num_cluster_ctas,
-                        int num_streamk_tiles) {
+GemmPlan gemm_plan_with(const GemmShape& shape, int num_sms, GemmTile tile, int num_streamk_tiles) {
   GemmPlan plan;
   plan.block_m = tile.block_m;
   plan.block_n = tile.block_n;
   plan.ping_pong = tile.ping_pong;
-  plan.num_cluster_ctas = num_cluster_ctas;
   const int64_t tiles = gemm_plan_num_tiles(shape, plan);
   const int64_t k_steps = ceil_divide(shape.k, GEMM_BLOCK_K);
-  const int64_t max_workers = std::max(1, num_sms / num_cluster_ctas);
+  const int64_t max_workers = std::max(1, num_sms);
   plan.num_streamk_tiles =
       k_steps == 0 ? 0 : static_cast<int>(std::clamp<int64_t>(num_streamk_tiles, 0, tiles));
   plan.num_workers = static_cast<int>(
@@ -93,29 +123,46 @@ GemmPlan gemm_plan_with(const GemmShape& shape, int num_sms, GemmTile tile, int 
     plan.workspace_bytes = PartialsLayout(plan.num_ctas(), plan.block_m, plan.block_n).num_bytes;
   }
   // About 2,048 rows: with 132 tiles of 128 x 256 in flight the block is then nearly square.
-  plan.group_m = std::max(1, 2048 / (plan.block_m * plan.num_cluster_ctas));
+  plan.group_m = std::max(1, 2048 / plan.block_m);
   plan.predicted_us = predict_us(shape, plan);
   return plan;
 }
 
-GemmPlan gemm_plan(const GemmShape& shape, int num_sms) {
+GemmPlan gemm_split_plan_with(const GemmShape& shape, GemmTile tile, int num_split_ctas) {
+  GemmPlan plan;
+  plan.block_m = tile.block_m;
+  plan.block_n = tile.block_n;
+  plan.num_split_ctas = num_split_ctas;
+  plan.num_workers = static_cast<int>(std::max<int64_t>(1, gemm_plan_num_tiles(shape, plan)));
+  plan.group_m = std::max(1, 2048 / plan.block_m);
+  plan.predicted_us = predict_few_rows_us(shape, plan);
+  return plan;
+}
+
+GemmPlan gemm_plan(const GemmShape& shape, int num_sms, const GemmClusterLimits& limits) {
   GemmPlan best;
+  const auto consider = [&](const GemmPlan& plan) {
+    if (best.num_workers == 0 || plan.predicted_us < best.predicted_us) best = plan;
+  };
   for (const GemmTile& tile : GEMM_TILES) {
-    for (int num_cluster_ctas = 1; num_cluster_ctas <= 2; ++num_cluster_ctas) {
-      // A pair of CTAs splits B's tile into blocks of 64, and a pair with one row of tiles idles by half.
-      if (num_cluster_ctas == 2 && (tile.block_n < 128 || shape.m <= tile.block_m || num_sms < 2)) continue;
-      const GemmPlan whole = gemm_plan_with(shape, num_sms, tile, num_cluster_ctas, -1);
-      const int64_t tiles = gemm_plan_num_tiles(shape, whole);
-      const int64_t workers = std::max(1, num_sms / num_cluster_ctas);
-      const int64_t rest = tiles % workers;
-      if (best.num_workers == 0 || whole.predicted_us < best.predicted_us) best = whole;
-      if (rest == 0) continue;
-      // The last wave alone, or together with the wave before, which makes for fewer pieces a tile.
-      for (const int64_t streamk : {rest, rest + workers}) {
-        if (streamk > tiles) continue;
-        const GemmPlan cut = gemm_plan_with(shape, num_sms, tile, num_cluster_ctas, static_cast<int>(streamk));
-        if (cut.predicted_us < best.predicted_us) best = cut;
-      }
+    GemmPlan whole = gemm_plan_with(shape, num_sms, tile, -1);
+    const int64_t tiles = gemm_plan_num_tiles(shape, whole);
+    if (shape.m <= FEW_ROWS && is_one_wave(shape, whole))
+      whole.predicted_us = predict_few_rows_us(shape, whole);
+    consider(whole);
+    const int64_t rest = tiles % std::max(1, num_sms);
+    if (rest == 0) continue;
+    // The last wave alone, or together with the wave before, which makes for fewer pieces a tile.
+    for (const int64_t streamk : {rest, rest + num_sms}) {
+      if (streamk <= tiles) consider(gemm_plan_with(shape, num_sms, tile, static_cast<int>(streamk)));
+    }
+  }
+  if (shape.a_transposed || shape.m > FEW_ROWS) return best;
+  for (const GemmTile& tile : GEMM_SPLIT_TILES) {
+    for (const int num_split_ctas : {2, 4}) {
+      const GemmPlan split = gemm_split_plan_with(shape, tile, num_split_ctas);
+      if (split.num_workers > limits.at_a_time[num_split_ctas] || split.num_ctas() > num_sms) continue;
+      if (shape.k >= num_split_ctas * MIN_SPLIT_STEPS * GEMM_BLOCK_K) consider(split);
     }
   }
   return best;

@@ -24,14 +24,14 @@ struct GemmPlan {
   int block_m = 0;
   int block_n = 0;
   bool ping_pong = false;
-  int num_cluster_ctas = 1;    // along M; they share B's tiles by multicast inside the cluster
-  int num_workers = 0;         // clusters; the grid is num_workers * num_cluster_ctas
-  int num_streamk_tiles = 0;   // tiles (of a cluster) that are cut along k; the rest are whole
+  int num_split_ctas = 1;      // of a cluster, which share a tile's inner dimension and add up what they have
+  int num_workers = 0;         // CTAs, or such clusters
+  int num_streamk_tiles = 0;   // tiles that are cut along k; the rest are whole
   int group_m = 1;             // raster: see TileSchedule
   size_t workspace_bytes = 0;  // 0 unless tiles are cut
   double predicted_us = 0;     // the model's time, by which this plan was chosen
 
-  int num_ctas() const { return num_workers * num_cluster_ctas; }
+  int num_ctas() const { return num_workers * num_split_ctas; }
 };
 
 struct GemmTile {
@@ -43,16 +43,28 @@ struct GemmTile {
 constexpr GemmTile GEMM_TILES[] = {{128, 256, false}, {128, 224, false}, {128, 192, false}, {128, 160, true},
                                    {128, 128, true},  {64, 128, false},  {64, 64, false}};
 constexpr int NUM_GEMM_TILES = sizeof(GEMM_TILES) / sizeof(GEMM_TILES[0]);
+// The same of the kernels whose clusters split the inner dimension.
+constexpr GemmTile GEMM_SPLIT_TILES[] = {{128, 192, false}, {128, 128, false}, {64, 64, false}};
+constexpr int NUM_GEMM_SPLIT_TILES = sizeof(GEMM_SPLIT_TILES) / sizeof(GEMM_SPLIT_TILES[0]);
+constexpr int MAX_SPLIT_CTAS = 4;
 constexpr int GEMM_BLOCK_K = 64;
 
+// How many clusters of so many CTAs, each with an SM to itself, run at a time: which SMs lie together differs
+// from chip to chip.
+struct GemmClusterLimits {
+  int at_a_time[MAX_SPLIT_CTAS + 1] = {};
+};
+
 // The best plan on `num_sms` multiprocessors (all or those the caller may use), by a model of its time.
-GemmPlan gemm_plan(const GemmShape& shape, int num_sms);
+GemmPlan gemm_plan(const GemmShape& shape, int num_sms, const GemmClusterLimits& limits);
 
-// The plan with a given tile, cluster size and number of tiles cut along k (-1: none; tests and tuning).
-GemmPlan gemm_plan_with(const GemmShape& shape, int num_sms, GemmTile tile, int num_cluster_ctas,
-                        int num_streamk_tiles);
+// The plan with a given tile and number of tiles cut along k (-1: none; tests and tuning).
+GemmPlan gemm_plan_with(const GemmShape& shape, int num_sms, GemmTile tile, int num_streamk_tiles);
 
-// The number of cluster tiles that a plan's workers share out.
+// The plan with a given tile whose inner dimension `num_split_ctas` CTAs share, all tiles at once.
+GemmPlan gemm_split_plan_with(const GemmShape& shape, GemmTile tile, int num_split_ctas);
+
+// The number of tiles that a plan's workers share out.
 int64_t gemm_plan_num_tiles(const GemmShape& shape, const GemmPlan& plan);
 
 }  // namespace mk

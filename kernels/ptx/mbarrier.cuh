@@ -39,20 +39,6 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t* barrier, uin
                : "memory");
 }
 
-// PTX ISA: mapa, then mbarrier.arrive with `.shared::cluster`: the same barrier in CTA `cta_rank`. The default
-// scope, .cta, is meant: `.release.cluster` costs about 0.9 us an arrival on an H200 (a memory barrier is put
-// before it), and what the arrival hands over here was read by wgmma, whose completion has been waited for.
-__device__ __forceinline__ void mbarrier_arrive_shared_cluster(uint64_t* barrier, uint32_t cta_rank) {
-  asm volatile(
-      "{\n"
-      ".reg .b32 remote;\n"
-      "mapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
-      "}" ::"r"(smem_address(barrier)),
-      "r"(cta_rank)
-      : "memory");
-}
-
 // PTX ISA: mbarrier.test_wait, `.parity`. Does not wait.
 __device__ __forceinline__ bool mbarrier_test_wait_parity(uint64_t* barrier, uint32_t parity) {
   uint32_t done;

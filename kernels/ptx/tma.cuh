@@ -52,18 +52,6 @@ __device__ __forceinline__ void cp_async_bulk_tensor_4d_shared_global(void* smem
       : "memory");
 }
 
-// PTX ISA: cp.async.bulk.tensor, `.multicast::cluster`: the same offset in each CTA of `cta_mask`,
-// each CTA's own barrier at that offset being credited.
-__device__ __forceinline__ void cp_async_bulk_tensor_2d_shared_global_multicast_cluster(
-    void* smem_destination, const CUtensorMap* map, uint64_t* barrier, int coordinate0, int coordinate1,
-    uint16_t cta_mask) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      ".multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(smem_address(smem_destination)),
-      "l"(map), "r"(smem_address(barrier)), "r"(coordinate0), "r"(coordinate1), "h"(cta_mask)
-      : "memory");
-}
-
 // PTX ISA: cp.async.bulk.tensor, shared to global. What lies outside the map is not written.
 __device__ __forceinline__ void cp_async_bulk_tensor_2d_global_shared(const CUtensorMap* map,
                                                                       const void* smem_source, int coordinate0,

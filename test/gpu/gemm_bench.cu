@@ -182,6 +182,10 @@ class Bench {
     CHECK(cudaStreamCreate(&stream_));
     timer_.emplace(stream_);
     CHECK(mk::gemm_prepare());
+    CHECK(mk::gemm_cluster_limits(&limits_));
+    std::printf("clusters at a time of 2 CTAs and more:");
+    for (int size = 2; size <= mk::MAX_SPLIT_CTAS; ++size) std::printf(" %d", limits_.at_a_time[size]);
+    std::printf("\n");
     CHECK(cublasLtCreate(&cublas_));
     CHECK(cudaDeviceGetAttribute(&num_sms_, cudaDevAttrMultiProcessorCount, 0));
     CHECK(cudaMalloc(&cublas_workspace_, CUBLAS_WORKSPACE_BYTES));
@@ -195,7 +199,7 @@ class Bench {
   void compare(const Problem& p) {
     place_operands(p);
     const CublasProduct cublas(cublas_, p, cublas_workspace_);
-    const mk::GemmPlan plan = mk::gemm_plan(shape_of(p), num_sms_);
+    const mk::GemmPlan plan = mk::gemm_plan(shape_of(p), num_sms_, limits_);
     const auto ours = [&](int i) { launch_ours(p, plan, i); };
     double ratio[2], tflops[2][2], mhz = 0, watts = 0;
     for (const bool isolated : {true, false}) {
@@ -218,10 +222,10 @@ class Bench {
     const double us = 2e-6 * p.m * p.n * p.k;
     std::printf(
         "%6ld %6ld %6ld %s | %7.2f us %5.0f %5.0f %6.3f | %7.2f us %5.0f %5.0f %6.3f | %4.0f MHz %3.0f W | "
-        "%dx%d%s c%d sk%d w%d\n",
+        "%dx%d%s s%d sk%d w%d\n",
         p.m, p.n, p.k, p.b_transposed ? "NK" : "KN", us / tflops[1][0], tflops[1][0], tflops[1][1], ratio[1],
         us / tflops[0][0], tflops[0][0], tflops[0][1], ratio[0], mhz, watts, plan.block_m, plan.block_n,
-        plan.ping_pong ? "p" : "", plan.num_cluster_ctas, plan.num_streamk_tiles, plan.num_workers);
+        plan.ping_pong ? "p" : "", plan.num_split_ctas, plan.num_streamk_tiles, plan.num_workers);
     std::fflush(stdout);
   }
 
@@ -232,10 +236,15 @@ class Bench {
     const auto theirs = [&](int i) { cublas.launch(best, operands_[i % operands_.size()], stream_); };
     const int batch = batch_of(theirs) / 5 + 1;
     std::vector<mk::GemmPlan> plans;
-    plans.push_back(mk::gemm_plan(shape_of(p), num_sms_));
-    for (const mk::GemmTile& tile : mk::GEMM_TILES) {
-      for (int cluster = 1; cluster <= (tile.block_n > 64 ? 2 : 1); ++cluster)
-        add_plans(p, tile, cluster, &plans);
+    plans.push_back(mk::gemm_plan(shape_of(p), num_sms_, limits_));
+    for (const mk::GemmTile& tile : mk::GEMM_TILES) add_plans(p, tile, &plans);
+    for (const mk::GemmTile& tile : mk::GEMM_SPLIT_TILES) {
+      for (int split = 2; split <= mk::MAX_SPLIT_CTAS; ++split) {
+        const mk::GemmPlan plan = mk::gemm_split_plan_with(shape_of(p), tile, split);
+        if (plan.num_workers <= limits_.at_a_time[split] && p.k / split >= 256 &&
+            (p.m > 64 || tile.block_m == 64))
+          plans.push_back(plan);
+      }
     }
     std::printf("%ld %ld %ld %s: cublas %.2f us\n", p.m, p.n, p.k, p.b_transposed ? "NK" : "KN",
                 time_us(theirs, false, batch));
@@ -248,10 +257,10 @@ class Bench {
         c.push_back(time_us(theirs, false, batch));
       }
       std::printf(
-          "  %s%3dx%3d%s c%d sk%-4d w%-3d g%-2d: isolated %8.2f  back to back %8.2f  cublas %8.2f  model "
+          "  %s%3dx%3d%s s%d sk%-4d w%-3d g%-2d: isolated %8.2f  back to back %8.2f  cublas %8.2f  model "
           "%8.2f\n",
           i == 0 ? "*" : " ", plans[i].block_m, plans[i].block_n, plans[i].ping_pong ? "p" : " ",
-          plans[i].num_cluster_ctas, plans[i].num_streamk_tiles, plans[i].num_workers, plans[i].group_m,
+          plans[i].num_split_ctas, plans[i].num_streamk_tiles, plans[i].num_workers, plans[i].group_m,
           median(a), median(b), median(c), plans[i].predicted_us);
       std::fflush(stdout);
     }
@@ -329,19 +338,18 @@ class Bench {
     return best;
   }
 
-  void add_plans(const Problem& p, const mk::GemmTile& tile, int cluster, std::vector<mk::GemmPlan>* plans) {
-    if (cluster == 2 && p.m <= tile.block_m) return;
+  void add_plans(const Problem& p, const mk::GemmTile& tile, std::vector<mk::GemmPlan>* plans) {
     if (p.m > 256 && tile.block_m == 64) return;
     if (p.m <= 64 && tile.block_m > 64 && p.n < 14336) return;
-    const mk::GemmPlan whole = mk::gemm_plan_with(shape_of(p), num_sms_, tile, cluster, -1);
+    const mk::GemmPlan whole = mk::gemm_plan_with(shape_of(p), num_sms_, tile, -1);
     plans->push_back(whole);
-    const int workers = num_sms_ / cluster;
+    const int workers = num_sms_;
     const int tiles = static_cast<int>(mk::gemm_plan_num_tiles(shape_of(p), whole));
     for (const int streamk : {tiles % workers, tiles % workers + workers}) {
       if (streamk == 0 || streamk > tiles || tiles > 6 * workers) continue;
-      plans->push_back(mk::gemm_plan_with(shape_of(p), num_sms_, tile, cluster, streamk));
+      plans->push_back(mk::gemm_plan_with(shape_of(p), num_sms_, tile, streamk));
     }
-    if (tiles > 6 * workers && cluster == 1) {
+    if (tiles > 6 * workers) {
       for (const int group : {8, 32}) {
         plans->push_back(whole);
         plans->back().group_m = group;
@@ -354,6 +362,7 @@ class Bench {
   Sensors sensors_;
   cublasLtHandle_t cublas_;
   int num_sms_ = 0;
+  mk::GemmClusterLimits limits_;
   void *cublas_workspace_, *workspace_, *pool_;
   std::vector<Operands> operands_;
   int next_ = 0;

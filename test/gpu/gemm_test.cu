@@ -42,9 +42,9 @@ struct Case {
 
 struct PlanChoice {
   GemmTile tile;
-  int num_cluster_ctas;
   int num_streamk_tiles;  // -1: none; INT_MAX: all
   bool automatic = false;
+  int num_split_ctas = 1;
 };
 
 int type_bytes(GemmType type) { return type == GemmType::fp32 ? 4 : 2; }
@@ -168,18 +168,19 @@ struct Buffer {
 
 int num_passed = 0, num_failed = 0;
 int num_sms = 0;
+mk::GemmClusterLimits limits;
 
 std::string describe(const Case& test, const GemmPlan& plan, bool integers) {
   char text[256];
   const GemmShape& s = test.shape;
-  std::snprintf(
-      text, sizeof text,
-      "m %lld n %lld k %lld %s->%s %s%s%s%s%s pad %d,%d,%d tile %dx%d cluster %d streamk %d workers %d",
-      static_cast<long long>(s.m), static_cast<long long>(s.n), static_cast<long long>(s.k),
-      type_name(s.in_type), type_name(s.out_type), s.a_transposed ? "A^T " : "",
-      s.b_transposed ? "B[N,K] " : "B[K,N] ", test.accumulate ? "acc " : "", test.bias ? "bias " : "",
-      integers ? "exact" : "random", test.ld_pad, test.c_pad, test.c_offset, plan.block_m, plan.block_n,
-      plan.num_cluster_ctas, plan.num_streamk_tiles, plan.num_workers);
+  std::snprintf(text, sizeof text,
+                "m %lld n %lld k %lld %s->%s %s%s%s%s%s pad %d,%d,%d tile %dx%d split %d streamk %d "
+                "workers %d",
+                static_cast<long long>(s.m), static_cast<long long>(s.n), static_cast<long long>(s.k),
+                type_name(s.in_type), type_name(s.out_type), s.a_transposed ? "A^T " : "",
+                s.b_transposed ? "B[N,K] " : "B[K,N] ", test.accumulate ? "acc " : "", test.bias ? "bias " : "",
+                integers ? "exact" : "random", test.ld_pad, test.c_pad, test.c_offset, plan.block_m,
+                plan.block_n, plan.num_split_ctas, plan.num_streamk_tiles, plan.num_workers);
   return text;
 }
 
@@ -223,10 +224,11 @@ void run_case(const Case& test, const std::vector<PlanChoice>& choices, bool int
   CHECK(cudaDeviceSynchronize());
 
   for (const PlanChoice& choice : choices) {
-    const GemmPlan plan =
-        choice.automatic
-            ? mk::gemm_plan(s, num_sms)
-            : mk::gemm_plan_with(s, num_sms, choice.tile, choice.num_cluster_ctas, choice.num_streamk_tiles);
+    if (choice.num_split_ctas > 1 && s.a_transposed) continue;
+    const GemmPlan plan = choice.automatic ? mk::gemm_plan(s, num_sms, limits)
+                          : choice.num_split_ctas > 1
+                              ? mk::gemm_split_plan_with(s, choice.tile, choice.num_split_ctas)
+                              : mk::gemm_plan_with(s, num_sms, choice.tile, choice.num_streamk_tiles);
     const std::string name = describe(test, plan, integers);
     Buffer workspace(plan.workspace_bytes);
     CHECK(cudaMemset(workspace.p, 0, workspace.num_bytes));
@@ -278,13 +280,12 @@ void run_case(const Case& test, const std::vector<PlanChoice>& choices, bool int
 
 std::vector<PlanChoice> all_plans() {
   constexpr int ALL = 1 << 30;
-  std::vector<PlanChoice> plans = {{{}, 0, 0, true}};
+  std::vector<PlanChoice> plans = {{{}, 0, true}};
   for (const GemmTile& tile : mk::GEMM_TILES) {
-    for (int cluster = 1; cluster <= (tile.block_n >= 128 ? 2 : 1); ++cluster) {
-      plans.push_back({tile, cluster, -1});
-      plans.push_back({tile, cluster, 1});
-      plans.push_back({tile, cluster, ALL});
-    }
+    for (const int num_streamk_tiles : {-1, 1, ALL}) plans.push_back({tile, num_streamk_tiles});
+  }
+  for (const GemmTile& tile : mk::GEMM_SPLIT_TILES) {
+    for (const int num_split_ctas : {2, 3, 4}) plans.push_back({tile, -1, false, num_split_ctas});
   }
   return plans;
 }
@@ -364,7 +365,7 @@ void test_arguments_and_graph() {
   g.lda = 128;
   g.ldb = 256;
   g.ldc = 256;
-  const GemmPlan plan = mk::gemm_plan_with(g.shape, num_sms, mk::GEMM_TILES[0], 1, -1);
+  const GemmPlan plan = mk::gemm_plan_with(g.shape, num_sms, mk::GEMM_TILES[0], -1);
   GemmArguments bad = g;
   bad.lda = 132;
   expect(mk::gemm_launch(bad, plan, nullptr) == cudaErrorInvalidValue, "lda not a multiple of 8 is refused");
@@ -373,7 +374,8 @@ void test_arguments_and_graph() {
   expect(mk::gemm_launch(bad, plan, nullptr) == cudaErrorInvalidValue, "a misaligned A is refused");
   bad = g;
   bad.shape.m = 0;
-  expect(mk::gemm_launch(bad, mk::gemm_plan(bad.shape, num_sms), nullptr) == cudaSuccess, "m = 0 succeeds");
+  expect(mk::gemm_launch(bad, mk::gemm_plan(bad.shape, num_sms, limits), nullptr) == cudaSuccess,
+         "m = 0 succeeds");
 
   cudaStream_t stream;
   cudaGraph_t graph;
@@ -413,6 +415,7 @@ int main() {
   }
   CHECK(mk::gemm_prepare());
   CHECK(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, 0));
+  CHECK(mk::gemm_cluster_limits(&limits));
   const std::vector<PlanChoice> plans = all_plans();
   test_arguments_and_graph();
   test_sizes(plans);

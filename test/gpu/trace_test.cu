@@ -178,12 +178,13 @@ void check_overflow() {
 }
 
 // Every tile of a plain product is loaded, multiplied and stored once, and nothing without a trace.
-void check_product(const mk::GemmTile& tile, int num_cluster_ctas) {
+void check_product(const mk::GemmTile& tile, int num_split_ctas) {
   mk::GemmShape shape;
   shape.m = 1000, shape.n = 1100, shape.k = 320;
-  const mk::GemmPlan plan = mk::gemm_plan_with(shape, 7, tile, num_cluster_ctas, -1);
+  const mk::GemmPlan plan = num_split_ctas > 1 ? mk::gemm_split_plan_with(shape, tile, num_split_ctas)
+                                               : mk::gemm_plan_with(shape, 7, tile, -1);
   const std::string what = "product of " + std::to_string(tile.block_m) + "x" + std::to_string(tile.block_n) +
-                           ", clusters of " + std::to_string(num_cluster_ctas) + ": ";
+                           ", split among " + std::to_string(num_split_ctas) + ": ";
   auto made = mk::CudaTrace::make(plan.num_ctas(), 64);
   check(made.ok() && mk::gemm_prepare() == cudaSuccess, what + "prepare");
   if (!made.ok()) return;
@@ -213,10 +214,10 @@ void check_product(const mk::GemmTile& tile, int num_cluster_ctas) {
   }
   const int64_t num_tiles = mk::gemm_plan_num_tiles(shape, plan);
   check(static_cast<int64_t>(counts.size()) == 3 * num_tiles, what + "three kinds of spans a tile");
-  // Both warpgroups have a part in a tile but in ping-pong, and both CTAs of a pair.
+  // Both warpgroups have a part in a tile but in ping-pong, and all CTAs that it is split among.
   const int warpgroups = tile.ping_pong ? 1 : tile.block_m / 64;
   for (const auto& [span, count] : counts) {
-    const int expected = (span.first == TraceKind::load ? 1 : warpgroups) * num_cluster_ctas;
+    const int expected = (span.first == TraceKind::load ? 1 : warpgroups) * num_split_ctas;
     check(count == expected,
           what + mk::trace_kind_name(span.first) + " of tile " + std::to_string(span.second));
   }
@@ -252,11 +253,10 @@ int main() {
   check_spans();
   check_overflow();
   check_captured();
-  for (const int num_cluster_ctas : {1, 2}) {
-    check_product({128, 256, false}, num_cluster_ctas);
-    check_product({128, 128, true}, num_cluster_ctas);
-    check_product({64, 128, false}, num_cluster_ctas);
-  }
+  for (const mk::GemmTile& tile :
+       {mk::GEMM_TILES[0], mk::GemmTile{128, 128, true}, mk::GemmTile{64, 128, false}})
+    check_product(tile, 1);
+  for (const mk::GemmTile& tile : mk::GEMM_SPLIT_TILES) check_product(tile, 3);
   std::printf(failed ? "%d checks failed\n" : "all checks passed\n", failed);
   return failed != 0;
 }

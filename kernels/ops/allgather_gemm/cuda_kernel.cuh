@@ -98,7 +98,6 @@ class GatheredMap {
 template <class Config, class Params>
 __device__ __forceinline__ void produce(const RankLaunch& launch, MainloopStorage<Config>& smem,
                                         const Params& params) {
-  const ClusterPosition cluster = {0, 1};
   GatheredMap map_gathered(launch, params);
   ptx::prefetch_tensormap(&params.load.map_a);
   ptx::prefetch_tensormap(&params.load.map_b);
@@ -114,7 +113,7 @@ __device__ __forceinline__ void produce(const RankLaunch& launch, MainloopStorag
     tracer.begin(TraceKind::load, trace_tile(work));
     load_tile<Config>(smem, stages, params.load,
                       is_own ? &params.load.map_a : &params.map_gathered[map_gathered.get(launch)],
-                      is_own ? tile.first_row : tile.begin, work, cluster, [&](int k_step) {
+                      is_own ? tile.first_row : tile.begin, work, [&](int k_step) {
                         if (k_step < next_wait) return;
                         wait_panel<Config::BLOCK_M>(launch, params, tile, k_step / params.panel_steps);
                         next_wait = (k_step / params.panel_steps + 1) * params.panel_steps;
@@ -329,7 +328,7 @@ __device__ __forceinline__ void finish_rows(const CudaParams& params, RankGemmSt
     return;
   }
   if (work.num_peers > 0) {
-    partials_add(accumulators, partials, params.comm.partials, work.first_peer, 1, work.num_peers, block,
+    partials_add(accumulators, partials, params.comm.partials, work.first_peer, work.num_peers, block,
                  row < end);
   }
   store_tile_rows(accumulators, params.epilogue, smem.epilogue[warp], row, end, work.n_tile * Config::BLOCK_N);
@@ -352,7 +351,6 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   extern __shared__ __align__(1024) uint8_t smem_bytes[];
   RankGemmStorage<Config>& smem = *reinterpret_cast<RankGemmStorage<Config>*>(smem_bytes);
   const RankLaunch launch(params.comm);
-  const ClusterPosition cluster = {0, 1};
   launch.begin_cta();
   const int num_early = params.tiles.num_workers;
   if (static_cast<int>(blockIdx.x) >= num_early) {
@@ -373,7 +371,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
       [&](int warpgroup) {
         RankTileCursor tiles(tile_schedule(params), blockIdx.x, tile_order(params));
         consumer_role<Config>(
-            smem.mainloop, cluster, warpgroup, params.comm.trace,
+            smem.mainloop, warpgroup, params.comm.trace,
             [&](TileWork* work) {
               return tiles.next(work, Config::BLOCK_M, [&](int position) { return rows_at(params, position); });
             },

@@ -294,7 +294,6 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   extern __shared__ __align__(1024) uint8_t smem_bytes[];
   RankGemmStorage<Config>& smem = *reinterpret_cast<RankGemmStorage<Config>*>(smem_bytes);
   const RankLaunch launch(params.comm);
-  const ClusterPosition cluster = {0, 1};
   const int num_workers = params.tiles.num_workers;
   launch.begin_cta();
   if (static_cast<int>(blockIdx.x) >= num_workers) {
@@ -310,7 +309,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
       [&](int warpgroup) {
         RankTileCursor tiles(params.tiles, blockIdx.x, tile_order(params));
         consumer_role<Config>(
-            smem.mainloop, cluster, warpgroup, params.comm.trace,
+            smem.mainloop, warpgroup, params.comm.trace,
             [&](TileWork* work) {
               return tiles.next(work, Config::BLOCK_M, [&](int position) { return rows_at(params, position); });
             },

@@ -93,10 +93,9 @@ __device__ __forceinline__ void produce_wgrad(const RankLaunch& launch, Mainloop
 template <class Config>
 __device__ __forceinline__ void consume_wgrad(RankGemmStorage<Config>& smem, const WgradParams& params,
                                               int warpgroup) {
-  const ClusterPosition cluster = {0, 1};
   TileCursor tiles(params.tiles, blockIdx.x);
   consumer_role<Config>(
-      smem.mainloop, cluster, warpgroup, params.comm.trace, [&](TileWork* work) { return tiles.next(work); },
+      smem.mainloop, warpgroup, params.comm.trace, [&](TileWork* work) { return tiles.next(work); },
       [&](const TileWork& work, int block, float(&accumulators)[Config::BLOCK_N / 2]) {
         finish_rows<Config>(params, smem, work, work.m_tile * Config::BLOCK_M, params.c_rows, block,
                             accumulators);

@@ -85,7 +85,7 @@ __device__ __forceinline__ void produce(MainloopStorage<Config>& smem, const Par
     TileWork load = work;
     load.n_tile = place.n_tile;
     load_tile<Config>(smem, stages, params.load, &params.load.map_a,
-                      first_row_of(params, place.owner) + place.row, load, ClusterPosition{0, 1}, AIsReady());
+                      first_row_of(params, place.owner) + place.row, load, AIsReady());
     tracer.end();
   }
 }
@@ -523,7 +523,6 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   extern __shared__ __align__(1024) uint8_t smem_bytes[];
   RankGemmStorage<Config>& smem = *reinterpret_cast<RankGemmStorage<Config>*>(smem_bytes);
   const RankLaunch launch(params.comm);
-  const ClusterPosition cluster = {0, 1};
   if (threadIdx.x == 0) storage_init(smem);
   launch.begin_cta();
   __syncthreads();
@@ -537,7 +536,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
       [&](int warpgroup) {
         auto tiles = tile_cursor(params);
         consumer_role<Config>(
-            smem.mainloop, cluster, warpgroup, params.comm.trace,
+            smem.mainloop, warpgroup, params.comm.trace,
             [&](TileWork* work) { return next_tile<Config>(params, tiles, work); },
             [&](const TileWork& work, int block, float(&accumulators)[Config::BLOCK_N / 2]) {
               finish_block<Config>(launch, params, smem, work, block, accumulators);

@@ -216,7 +216,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
       [&](int warpgroup) {
         auto tiles = tile_cursor(params);
         consumer_role<Config>(
-            smem.mainloop, ClusterPosition{0, 1}, warpgroup, params.comm.trace,
+            smem.mainloop, warpgroup, params.comm.trace,
             [&](TileWork* work) { return next_tile<Config>(params, tiles, work); },
             [&](const TileWork& work, int block, float(&accumulators)[Config::BLOCK_N / 2]) {
               finish_block<Config>(launch, params, smem, work, block, accumulators);

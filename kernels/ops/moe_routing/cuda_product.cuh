@@ -42,7 +42,7 @@ template <class Config>
 __device__ __forceinline__ void product_init(ProductStorage<Config>& smem) {
   if (threadIdx.x == 0) {
     smem.num_ready = 0;
-    mainloop_init<Config>(smem.mainloop, {0, 1});
+    mainloop_init<Config>(smem.mainloop);
   }
   __syncthreads();
 }

@@ -12,12 +12,8 @@
 
 namespace mk {
 
-template <int M, int N, bool PING_PONG, class Element, bool CLUSTER, bool B_TRANSPOSED>
+template <int M, int N, bool PING_PONG, class Element, bool A_TRANSPOSED, bool B_TRANSPOSED>
 struct GemmConfig;
-struct ClusterPosition {
-  int rank;
-  int size;
-};
 template <class Config>
 struct MainloopStorage;
 // Stages as a producer and who stands in for consumers hand them to each other: their barriers count phases.

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: MIT
+// Which plan a product gets: every tile has a worker, no more CTAs than there may be, and clusters that split
+// the inner dimension where few rows leave most SMs without a tile.
+#include "kernels/gemm/gemm_plan.h"
+
+#include <initializer_list>
+
+#include "test/support/catch.h"
+
+namespace {
+
+using namespace mk;
+
+constexpr int NUM_SMS = 132;
+constexpr GemmClusterLimits H200 = {{0, 0, 66, 39, 30}};
+
+GemmShape shape_of(int64_t m, int64_t n, int64_t k) {
+  GemmShape shape;
+  shape.m = m;
+  shape.n = n;
+  shape.k = k;
+  return shape;
+}
+
+}  // namespace
+
+TEST_CASE("a plan keeps to its SMs, its clusters run at a time, and each has something to multiply") {
+  for (const int64_t m : {0, 1, 16, 64, 100, 128, 256, 300, 512, 513, 4096}) {
+    for (const int64_t n : {0, 8, 300, 2560, 8192, 14336}) {
+      for (const int64_t k : {0, 8, 512, 2048, 8192}) {
+        for (const int num_sms : {1, 3, 17, 100, NUM_SMS}) {
+          const GemmShape shape = shape_of(m, n, k);
+          const GemmPlan plan = gemm_plan(shape, num_sms, H200);
+          INFO("m " << m << " n " << n << " k " << k << " on " << num_sms);
+          CHECK(plan.num_workers >= 1);
+          CHECK(plan.num_ctas() <= num_sms);
+          if (plan.num_split_ctas == 1) continue;
+          CHECK(plan.num_workers == gemm_plan_num_tiles(shape, plan));
+          CHECK(plan.num_workers <= H200.at_a_time[plan.num_split_ctas]);
+          CHECK(plan.num_streamk_tiles == 0);
+          CHECK(k >= int64_t{plan.num_split_ctas} * 4 * GEMM_BLOCK_K);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("few rows on a narrow weight are split, and the more rows the larger the tile") {
+  const GemmPlan decode = gemm_plan(shape_of(16, 2560, 8192), NUM_SMS, H200);
+  CHECK((decode.block_n == 64 && decode.num_split_ctas == 2));
+  const GemmPlan more = gemm_plan(shape_of(128, 2560, 8192), NUM_SMS, H200);
+  CHECK((more.block_n == 128 && more.num_split_ctas == 4));
+  const GemmPlan most = gemm_plan(shape_of(512, 2560, 8192), NUM_SMS, H200);
+  CHECK((most.block_n == 192 && most.num_split_ctas == 2));
+}
+
+TEST_CASE("a weight of a tile for every SM, many rows, and A transposed are not split") {
+  CHECK(gemm_plan(shape_of(16, 8192, 2048), NUM_SMS, H200).num_split_ctas == 1);
+  CHECK(gemm_plan(shape_of(4096, 4096, 4096), NUM_SMS, H200).num_split_ctas == 1);
+  CHECK(gemm_plan(shape_of(1024, 2560, 8192), NUM_SMS, H200).num_split_ctas == 1);
+  GemmShape transposed = shape_of(16, 2560, 8192);
+  transposed.a_transposed = true;
+  CHECK(gemm_plan(transposed, NUM_SMS, H200).num_split_ctas == 1);
+}
+
+TEST_CASE("where it is not known how many clusters run at a time, nothing is split") {
+  CHECK(gemm_plan(shape_of(16, 2560, 8192), NUM_SMS, {}).num_split_ctas == 1);
+  GemmClusterLimits few = H200;
+  few.at_a_time[2] = 39;
+  CHECK(gemm_plan(shape_of(16, 2560, 8192), NUM_SMS, few).num_split_ctas != 2);
+}
