@@ -46,6 +46,19 @@ constexpr double BLOCK_WAVES = 0.5;
 // Of a product's time, that the links may need, for pushes to be paced.
 constexpr double PACED_SHARE = 0.85;
 
+// What is exchanged travels in tagged packets up to so many bytes on the link: a reduce-scatter's, the same
+// with merged tiles, and those of each of an all-reduce's exchanges.
+constexpr double MAX_TAGGED_BYTES_OF_REDUCE_SCATTER = 1100000;
+constexpr double MAX_TAGGED_BYTES_OF_MERGED_TILES = 1100000;
+constexpr double MAX_TAGGED_BYTES_OF_ALLREDUCE = 2200000;
+// Of what a warp sums at a time in the tiles that travel so.
+constexpr int TAGGED_COLUMNS = 64;
+
+bool may_take(const GemmCall& call, const GemmTile& tile) {
+  return (call.tuning.tile_m <= 0 || call.tuning.tile_m == tile.block_m) &&
+         (call.tuning.tile_n <= 0 || call.tuning.tile_n == tile.block_n);
+}
+
 // The tile for `num_owners` owners' rows, or, `by_columns`, so many owners' columns of the same rows, by the
 // model of the plain product; with `cuts`, tiles of the last wave may be cut along k.
 GemmPlan choose_tile(const GemmCall& call, int64_t rows, int num_owners, int64_t k, int num_sms, bool cuts,
@@ -53,8 +66,7 @@ GemmPlan choose_tile(const GemmCall& call, int64_t rows, int num_owners, int64_t
   GemmPlan best;
   const bool is_wgrad = call.mode == MK_ALLGATHER_WGRAD;
   for (const GemmTile& tile : is_wgrad ? std::span<const GemmTile>(WGRAD_TILES) : RANK_GEMM_TILES) {
-    if (call.tuning.tile_m > 0 && call.tuning.tile_m != tile.block_m) continue;
-    if (call.tuning.tile_n > 0 && call.tuning.tile_n != tile.block_n) continue;
+    if (!may_take(call, tile)) continue;
     GemmShape shape;
     shape.m = (by_columns ? 1 : num_owners) * round_up(rows, tile.block_m);
     shape.n = by_columns ? num_owners * round_up(ceil_div(call.n, num_owners), tile.block_n) : call.n;
@@ -320,6 +332,47 @@ int64_t num_tiles_by_columns(const GemmCall& call, int nranks, const GemmPlan& g
   return ceil_div(call.m, gemm.block_m) * nranks * ceil_div(call.n, int64_t{nranks} * gemm.block_n);
 }
 
+// Of 16-bit elements. Not plan.link_bytes, which is each rank's own: all must choose alike.
+double exchanged_bytes(const GemmCall& call, int nranks, Reduction reduction) {
+  return 2.0 * static_cast<double>(call.m) * static_cast<double>(call.n) * (nranks - 1) /
+         (reduction == Reduction::one_shot ? 1 : nranks);
+}
+
+// Tiles for the rows of all owners, where a tile of each owner's own would read B again for each of them: of
+// few rows, for they must travel in tagged packets, which go where each row is wanted. A row travels once, as
+// from owners' tiles.
+void choose_merged(const GemmCall& call, int nranks, int num_sms, RankGemmPlan& to) {
+  if (call.m == 0 || call.n == 0 || element_bytes(call.comm_dtype) != 2) return;
+  if (exchanged_bytes(call, nranks, to.reduction) > MAX_TAGGED_BYTES_OF_MERGED_TILES) return;
+  for (const GemmTile& tile : gemm_reduce_scatter::TAGGED_TILES) {
+    if (!may_take(call, tile)) continue;
+    GemmShape shape;
+    shape.m = round_up(call.m, tile.block_m);
+    shape.n = call.n;
+    shape.k = TYPICAL_K;
+    shape.in_type = gemm_type(call.dtype);
+    shape.out_type = gemm_type(call.out_dtype);
+    const GemmPlan plan = gemm_plan_with(shape, num_sms, tile, 1, -1);
+    const gemm_reduce_scatter::MergedRows rows = {
+        static_cast<int>(call.m), static_cast<int>(ceil_div(call.m, nranks)),
+        static_cast<int>(ceil_div(call.n, tile.block_n) * (tile.block_n / TAGGED_COLUMNS))};
+    const int64_t slot_bytes = int64_t{rows.size()} * packets_bytes(TAGGED_COLUMNS);
+    if (gemm_plan_num_tiles(shape, plan) > MAX_DIRECT_TILES * num_sms) continue;
+    if (nranks * slot_bytes > static_cast<int64_t>(PACKET_BANK_BYTES)) continue;
+    // As fast by the model is faster: the same columns of B are read by neighbours, and together.
+    if (to.merged ? plan.predicted_us >= to.gemm.predicted_us : plan.predicted_us > to.gemm.predicted_us)
+      continue;
+    to.merged = true;
+    to.gemm = plan;
+    to.merged_rows = rows;
+    to.packet_slot_bytes = slot_bytes;
+  }
+  if (!to.merged) return;
+  to.is_tagged = true;
+  to.num_owners = 1;
+  to.splits_rows = false;
+}
+
 // Who owns what, and the tile, which all ranks must choose alike, for partial sums travel in it; but k is
 // each rank's own.
 void choose_owners(const GemmCall& call, int nranks, int num_sms, RankGemmPlan& to) {
@@ -343,6 +396,8 @@ void choose_owners(const GemmCall& call, int nranks, int num_sms, RankGemmPlan& 
     }
   }
   if (to.gemm.block_m == 0) return;
+  if (to.reduction == Reduction::scatter && !to.is_between_nodes) choose_merged(call, nranks, num_sms, to);
+  if (to.merged) rows = call.m;
   to.tile_rows = static_cast<int>(ceil_div(rows, to.gemm.block_m));
   to.owner_tiles = owner_tiles_of(call, num_sms, to);
   to.tiles_per_owner = to.owner_tiles.tiles_of_owner();
@@ -351,22 +406,18 @@ void choose_owners(const GemmCall& call, int nranks, int num_sms, RankGemmPlan& 
 // Tagged packets are half as many bytes again, but need no fence and no flag, and the warps that wait for them
 // look at all of them: for few bytes.
 void choose_packets(const GemmCall& call, int nranks, RankGemmPlan& to) {
-  constexpr int64_t MAX_BYTES_OF_REDUCE_SCATTER = 1100000;  // on the link
-  constexpr int64_t MAX_BYTES_OF_ALLREDUCE = 2200000;       // the same, of each of its exchanges
   const bool two_shot = to.reduction == Reduction::two_shot;
-  if (!to.is_direct || to.is_between_nodes || element_bytes(call.comm_dtype) != 2) return;
+  if (to.merged || !to.is_direct || to.is_between_nodes || element_bytes(call.comm_dtype) != 2) return;
   if (two_shot && element_bytes(call.out_dtype) != 2) return;
-  // Not plan.link_bytes, which is each rank's own: all must choose alike.
-  const int64_t bytes = call.m * call.n * 2 * (nranks - 1) / to.num_owners;
-  if (bytes > (to.reduction == Reduction::scatter ? MAX_BYTES_OF_REDUCE_SCATTER : MAX_BYTES_OF_ALLREDUCE))
+  if (exchanged_bytes(call, nranks, to.reduction) >
+      (to.reduction == Reduction::scatter ? MAX_TAGGED_BYTES_OF_REDUCE_SCATTER : MAX_TAGGED_BYTES_OF_ALLREDUCE))
     return;
   const bool has_kernel = std::ranges::any_of(gemm_reduce_scatter::TAGGED_TILES, [&](const GemmTile& tile) {
     return tile.block_m == to.gemm.block_m && tile.block_n == to.gemm.block_n;
   });
   if (!has_kernel) return;
-  constexpr int COLUMNS = 64;
   const int64_t tile_bytes =
-      int64_t{to.gemm.block_m} / 16 * (to.gemm.block_n / COLUMNS) * packets_bytes(COLUMNS);
+      int64_t{to.gemm.block_m} / 16 * (to.gemm.block_n / TAGGED_COLUMNS) * packets_bytes(TAGGED_COLUMNS);
   to.packet_slot_bytes = to.tiles_per_owner * tile_bytes;
   to.is_tagged = (two_shot ? 2 : 1) * nranks * to.packet_slot_bytes <= static_cast<int64_t>(PACKET_BANK_BYTES);
 }
@@ -377,7 +428,9 @@ Status plan_reduction(const GemmCall& call, int rank, int nranks, int num_sms, R
   if (to.gemm.block_m == 0) return {};
   const bool one_shot = to.reduction == Reduction::one_shot;
   const bool reduces_all = call.op == MK_OPERATOR_GEMM_ALLREDUCE;
-  to.slot_bytes = to.tiles_per_owner * to.gemm.block_m * to.gemm.block_n * element_bytes(call.comm_dtype);
+  // Of merged tiles nothing comes there.
+  to.slot_bytes =
+      to.merged ? 0 : to.tiles_per_owner * to.gemm.block_m * to.gemm.block_n * element_bytes(call.comm_dtype);
   to.gather_begin = round_up(nranks * max_slot_bytes_of_owners(call, nranks), 128);
   to.gather_pitch = round_up(call.n * element_bytes(call.out_dtype), 16);
   to.area_bytes = to.gather_begin + (reduces_all ? call.m * to.gather_pitch : 0);

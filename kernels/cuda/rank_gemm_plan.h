@@ -5,6 +5,7 @@
 
 #include "kernels/gemm/gemm_plan.h"
 #include "kernels/operator_call.h"
+#include "kernels/ops/gemm_reduce_scatter/merged_rows.h"
 #include "kernels/ops/gemm_reduce_scatter/network_schedule.h"
 #include "kernels/ops/gemm_reduce_scatter/owner_tiles.h"
 #include "kernels/ops/gemm_reduce_scatter/reduction.h"
@@ -15,11 +16,11 @@ namespace mk {
 
 struct RankGemmPlan {
   mk_plan_t plan;
-  GemmPlan gemm;       // tile, raster
-  int tile_rows = 0;   // rows of tiles of a rank, at most
-  int num_owners = 1;  // ranks that rows of tiles are counted for
+  GemmPlan gemm;        // tile, raster
+  int tile_rows = 0;    // rows of tiles of a rank, at most
+  int num_owners = 1;   // ranks that rows of tiles are counted for
+  bool merged = false;  // a tile has rows of several ranks
   // All-gather.
-  bool merged = false;
   int num_panels = 1;
   int panel_steps = 1;
   int num_late = 0;   // CTAs that first push and then compute
@@ -34,6 +35,7 @@ struct RankGemmPlan {
   bool is_tagged = false;  // and in tagged packets,
   size_t packets = 0;      // whose memory begins there in every rank's: filled in by the executor
   int64_t packet_slot_bytes = 0;
+  gemm_reduce_scatter::MergedRows merged_rows{};
   int64_t num_partial_flags = 0;
   gemm_reduce_scatter::OwnerTiles owner_tiles{};
   int64_t tiles_per_owner = 0;

@@ -11,36 +11,54 @@ namespace mk {
 
 constexpr uint32_t PACKET_POLL_PAUSE_NS = 20;
 
-// A lane's COLUMNS / 2 accumulators, rounded to T.
+// Where a lane's packets of its two rows go; null: a row that nobody wants.
+struct PacketRows {
+  std::byte* first;
+  std::byte* second;
+};
+
+// What a lane has of one row of COLUMNS columns, rounded to T: every other pair of its accumulators.
 template <class T, int COLUMNS>
-__device__ __forceinline__ void store_packets_as(const float* values, std::byte* to, uint32_t tag) {
-  to += threadIdx.x % 32 * 16;
+__device__ __forceinline__ void store_row_packets(const float* values, std::byte* to, uint32_t tag) {
 #pragma unroll
-  for (int i = 0; i < num_packets(COLUMNS); ++i) {
+  for (int i = 0; i < num_row_packets(COLUMNS); ++i) {
     uint32_t words[PACKET_WORDS] = {};
 #pragma unroll
     for (int j = 0; j < PACKET_WORDS; ++j) {
       const int word = i * PACKET_WORDS + j;
-      if (word < COLUMNS / 4) words[j] = pack_pair<T>(values[2 * word], values[2 * word + 1]);
+      if (word < COLUMNS / 8) words[j] = pack_pair<T>(values[4 * word], values[4 * word + 1]);
     }
-    ptx::st_relaxed_sys_b128(to + i * 512, make_uint4(words[0], words[1], words[2], tag));
+    ptx::st_relaxed_sys_b128(to + i * PACKET_PITCH, make_uint4(words[0], words[1], words[2], tag));
   }
 }
 
+template <class T, int COLUMNS>
+__device__ __forceinline__ void store_packets_as(const float* values, const PacketRows& to, int offset,
+                                                 uint32_t tag) {
+  if (to.first != nullptr) store_row_packets<T, COLUMNS>(values, to.first + offset, tag);
+  if (to.second != nullptr) store_row_packets<T, COLUMNS>(values + 2, to.second + offset, tag);
+}
+
+// A lane's COLUMNS / 2 accumulators, `offset` bytes behind `to`.
 template <int COLUMNS>
-__device__ __forceinline__ void store_packets(const float* values, GemmType type, std::byte* to, uint32_t tag) {
+__device__ __forceinline__ void store_packets(const float* values, GemmType type, const PacketRows& to,
+                                              int offset, uint32_t tag) {
   if (type == GemmType::fp16) {
-    store_packets_as<__half, COLUMNS>(values, to, tag);
+    store_packets_as<__half, COLUMNS>(values, to, offset, tag);
   } else {
-    store_packets_as<__nv_bfloat16, COLUMNS>(values, to, tag);
+    store_packets_as<__nv_bfloat16, COLUMNS>(values, to, offset, tag);
   }
 }
 
-// One look at them: have all of this lane's come?
+// One look at them: have all of this lane's come? `from`: the first row's; the second's are `second` bytes on.
 template <int NUM>
-__device__ __forceinline__ bool load_packets(uint4 (&packets)[NUM], const std::byte* from, uint32_t tag) {
+__device__ __forceinline__ bool load_packets(uint4 (&packets)[NUM], const std::byte* from, int second,
+                                             uint32_t tag) {
 #pragma unroll
-  for (int i = 0; i < NUM; ++i) packets[i] = ptx::ld_relaxed_sys_b128(from + i * 512 + threadIdx.x % 32 * 16);
+  for (int i = 0; i < NUM / 2; ++i) {
+    packets[i] = ptx::ld_relaxed_sys_b128(from + i * PACKET_PITCH);
+    packets[NUM / 2 + i] = ptx::ld_relaxed_sys_b128(from + second + i * PACKET_PITCH);
+  }
   bool have_come = true;
 #pragma unroll
   for (int i = 0; i < NUM; ++i) have_come = have_come && packets[i].w == tag;
@@ -50,20 +68,26 @@ __device__ __forceinline__ bool load_packets(uint4 (&packets)[NUM], const std::b
 template <class T, int NUM, int N>
 __device__ __forceinline__ void add_packets(float (&sums)[N], const uint4 (&packets)[NUM]) {
 #pragma unroll
-  for (int word = 0; word < N / 2; ++word) {
-    const uint4& packet = packets[word / PACKET_WORDS];
+  for (int i = 0; i < N / 2; ++i) {
+    const int word = i / 2;  // of the first row and the second in turn
+    const uint4& packet = packets[i % 2 * (NUM / 2) + word / PACKET_WORDS];
     const int place = word % PACKET_WORDS;
-    PartialChunk<T>::add_pair(sums + 2 * word, place == 0 ? packet.x : place == 1 ? packet.y : packet.z);
+    PartialChunk<T>::add_pair(sums + 2 * i, place == 0 ? packet.x : place == 1 ? packet.y : packet.z);
   }
 }
 
-// Adds what `num_sources` sources have sent to `sums`, in their order; it begins at `first`, and from source to
-// source it is `source_bytes`. waits(source): after a look in vain; false, and then here, too: the launch is to
-// end.
+// Adds what `num_sources` sources have sent to `sums`, in their order. A unit begins at `first`, and from
+// source to source it is `source_bytes`; only its first `num_rows` rows come, and what is summed of the others
+// is of no use. waits(source): after a look in vain; false, and then here, too: the launch is to end.
 template <class T, int N, class Waits>
 __device__ __forceinline__ bool sum_packets_as(float (&sums)[N], const std::byte* first, int64_t source_bytes,
-                                               int num_sources, uint32_t tag, Waits&& waits) {
+                                               int num_sources, int num_rows, uint32_t tag, Waits&& waits) {
   constexpr int SOURCES = 4;  // read together
+  // Lanes without rows read along with others.
+  const int lane = threadIdx.x % 32;
+  const int first_row = packet_place(min(lane / 4, num_rows - 1), lane, 2 * N);
+  const int second = packet_place(min(lane / 4 + 8, num_rows - 1), lane, 2 * N) - first_row;
+  first += first_row;
 #pragma unroll 1
   for (int group = 0; group < num_sources; group += SOURCES) {
     uint4 packets[SOURCES][num_packets(2 * N)];
@@ -74,7 +98,8 @@ __device__ __forceinline__ bool sum_packets_as(float (&sums)[N], const std::byte
       int missing = -1;
 #pragma unroll
       for (int s = SOURCES - 1; s >= 0; --s) {
-        if (!have_come[s]) have_come[s] = load_packets(packets[s], first + (group + s) * source_bytes, tag);
+        if (!have_come[s])
+          have_come[s] = load_packets(packets[s], first + (group + s) * source_bytes, second, tag);
       }
 #pragma unroll
       for (int s = SOURCES - 1; s >= 0; --s) {
@@ -93,11 +118,11 @@ __device__ __forceinline__ bool sum_packets_as(float (&sums)[N], const std::byte
 
 template <int N, class Waits>
 __device__ __forceinline__ bool sum_packets(float (&sums)[N], GemmType type, const std::byte* first,
-                                            int64_t source_bytes, int num_sources, uint32_t tag,
+                                            int64_t source_bytes, int num_sources, int num_rows, uint32_t tag,
                                             Waits&& waits) {
   return type == GemmType::fp16
-             ? sum_packets_as<__half>(sums, first, source_bytes, num_sources, tag, waits)
-             : sum_packets_as<__nv_bfloat16>(sums, first, source_bytes, num_sources, tag, waits);
+             ? sum_packets_as<__half>(sums, first, source_bytes, num_sources, num_rows, tag, waits)
+             : sum_packets_as<__nv_bfloat16>(sums, first, source_bytes, num_sources, num_rows, tag, waits);
 }
 
 }  // namespace mk

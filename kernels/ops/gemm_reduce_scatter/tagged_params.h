@@ -4,6 +4,7 @@
 
 #include "kernels/device/rank_gemm_tiles.h"
 #include "kernels/ops/gemm_reduce_scatter/cuda_params.h"
+#include "kernels/ops/gemm_reduce_scatter/merged_rows.h"
 
 namespace mk::gemm_reduce_scatter {
 
@@ -15,6 +16,8 @@ struct TaggedParams : CudaParams {
   size_t packets;               // their memory, in every rank's: bank 0 before bank 1
   int64_t packet_slot_bytes;    // a source's partial tiles, or an owner's finished ones
   int64_t packet_gather_begin;  // finished tiles, owner by owner
+  bool merged;                  // reduce-scatter: a tile's rows are several owners'
+  MergedRows merged_rows;
 };
 
 }  // namespace mk::gemm_reduce_scatter
