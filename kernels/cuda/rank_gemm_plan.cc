@@ -338,9 +338,9 @@ double exchanged_bytes(const GemmCall& call, int nranks, Reduction reduction) {
          (reduction == Reduction::one_shot ? 1 : nranks);
 }
 
-// Tiles for the rows of all owners, where a tile of each owner's own would read B again for each of them: of
-// few rows, for they must travel in tagged packets, which go where each row is wanted. A row travels once, as
-// from owners' tiles.
+// Tiles of all owners' rows, where a CTA has one at most: owners' tiles of the same columns would each read all
+// of B's again, and none of them sooner. For few rows, for they must travel in tagged packets, which go where
+// each row is wanted, once, as from owners' tiles.
 void choose_merged(const GemmCall& call, int nranks, int num_sms, RankGemmPlan& to) {
   if (call.m == 0 || call.n == 0 || element_bytes(call.comm_dtype) != 2) return;
   if (exchanged_bytes(call, nranks, to.reduction) > MAX_TAGGED_BYTES_OF_MERGED_TILES) return;
@@ -359,9 +359,7 @@ void choose_merged(const GemmCall& call, int nranks, int num_sms, RankGemmPlan& 
     const int64_t slot_bytes = int64_t{rows.size()} * packets_bytes(TAGGED_COLUMNS);
     if (gemm_plan_num_tiles(shape, plan) > MAX_DIRECT_TILES * num_sms) continue;
     if (nranks * slot_bytes > static_cast<int64_t>(PACKET_BANK_BYTES)) continue;
-    // As fast by the model is faster: the same columns of B are read by neighbours, and together.
-    if (to.merged ? plan.predicted_us >= to.gemm.predicted_us : plan.predicted_us > to.gemm.predicted_us)
-      continue;
+    if (to.merged && plan.predicted_us >= to.gemm.predicted_us) continue;
     to.merged = true;
     to.gemm = plan;
     to.merged_rows = rows;
@@ -428,7 +426,7 @@ Status plan_reduction(const GemmCall& call, int rank, int nranks, int num_sms, R
   if (to.gemm.block_m == 0) return {};
   const bool one_shot = to.reduction == Reduction::one_shot;
   const bool reduces_all = call.op == MK_OPERATOR_GEMM_ALLREDUCE;
-  // Of merged tiles nothing comes there.
+  // Of merged tiles nothing comes there, and no flags are raised.
   to.slot_bytes =
       to.merged ? 0 : to.tiles_per_owner * to.gemm.block_m * to.gemm.block_n * element_bytes(call.comm_dtype);
   to.gather_begin = round_up(nranks * max_slot_bytes_of_owners(call, nranks), 128);
@@ -445,7 +443,7 @@ Status plan_reduction(const GemmCall& call, int rank, int nranks, int num_sms, R
                                     : MK_ALGORITHM_AUTO;
   const bool two_shot = to.reduction == Reduction::two_shot;
   const int64_t slabs = to.gemm.block_m / 16;
-  const int64_t direct_flags = nranks * to.tiles_per_owner * slabs;
+  const int64_t direct_flags = to.merged ? 0 : nranks * to.tiles_per_owner * slabs;
   const int64_t direct_gather_flags = two_shot ? direct_flags * (to.gemm.block_n / 32) : 0;
   to.is_direct =
       one_shot || (!to.is_between_nodes && to.num_owners * to.tiles_per_owner <= MAX_DIRECT_TILES * num_sms &&

@@ -3,9 +3,12 @@
 // the largest call serves every smaller one.
 #include "kernels/cuda/rank_gemm_plan.h"
 
+#include <algorithm>
 #include <random>
+#include <vector>
 
 #include "kernels/device/tagged_packets.h"
+#include "kernels/ops/gemm_reduce_scatter/tagged_params.h"
 #include "kernels/protocol.h"
 #include "kernels/topology_arrays.h"
 #include "test/support/catch.h"
@@ -270,11 +273,145 @@ TEST_CASE("few 16-bit elements travel in tagged packets, by all ranks' plans ali
     ++num_tagged;
     const int banks = plan.reduction == gemm_reduce_scatter::Reduction::two_shot ? 2 : 1;
     CHECK(banks * nranks * plan.packet_slot_bytes <= static_cast<int64_t>(PACKET_BANK_BYTES));
-    // Each tile's accumulators fit, three words a packet.
-    const int64_t words = plan.tiles_per_owner * plan.gemm.block_m * plan.gemm.block_n / 2;
-    CHECK(plan.packet_slot_bytes / 16 * PACKET_WORDS >= words);
+    // Each tile's accumulators fit, three words a packet; of merged tiles an owner's rows alone.
+    const int64_t rows = plan.merged ? ceil_div(m, nranks) : plan.tile_rows * plan.gemm.block_m;
+    const int64_t words = rows * ceil_div(n, plan.gemm.block_n) * plan.gemm.block_n / 2;
+    if (!plan.splits_columns) CHECK(plan.packet_slot_bytes / 16 * PACKET_WORDS >= words);
   }
   CHECK(num_tagged > 500);
+}
+
+TEST_CASE("a lane's packets of its two rows do not overlap and fill a unit") {
+  for (const int columns : {32, 64}) {
+    std::vector<int> num_uses(static_cast<size_t>(packets_bytes(columns) / 16));
+    for (int row = 0; row < 16; ++row) {
+      for (int lane = 0; lane < 4; ++lane) {
+        for (int i = 0; i < num_row_packets(columns); ++i) {
+          const int place = packet_place(row, row % 8 * 4 + lane, columns) + i * PACKET_PITCH;
+          REQUIRE((place % 16 == 0 && place < packets_bytes(columns)));
+          ++num_uses[static_cast<size_t>(place / 16)];
+        }
+      }
+    }
+    CHECK(std::ranges::all_of(num_uses, [](int uses) { return uses == 1; }));
+    CHECK(num_row_packets(columns) * PACKET_WORDS * 2 * 4 >= columns);
+  }
+}
+
+TEST_CASE("few rows of a reduce-scatter are multiplied in tiles of all owners' rows") {
+  const auto planned = [](int64_t m, int64_t n, int nranks) {
+    return plan_of(make_call(MK_OPERATOR_GEMM_REDUCE_SCATTER, m, n, 2048), 0, nranks);
+  };
+  for (const int nranks : {2, 4, 8}) {
+    for (const int64_t m : {1, 16, 17, 33, 48, 64}) {
+      INFO(nranks << " ranks, m " << m);
+      const RankGemmPlan plan = planned(m, 8192, nranks);
+      CHECK((plan.merged && plan.is_tagged && plan.is_direct && !plan.splits_rows));
+      CHECK(plan.gemm.block_m == 64);
+      CHECK(plan.tiles_per_owner <= NUM_SMS);
+      CHECK(plan.tiles_per_owner >= 64);
+      // What travels are others' rows, once.
+      CHECK(plan.plan.link_bytes == (m - ceil_div(m, nranks)) * 8192 * 2);
+    }
+  }
+  CHECK(planned(100, 8192, 2).merged);
+  CHECK(planned(128, 8192, 2).merged);
+  CHECK(planned(16, 16384, 2).merged);
+  // Not where many bytes travel, or there are more tiles than CTAs.
+  CHECK(!planned(128, 8192, 8).merged);
+  CHECK(!planned(256, 8192, 2).merged);
+  CHECK(!planned(16, 32768, 2).merged);
+  CHECK(!planned(0, 8192, 2).merged);
+  CHECK(!planned(16, 0, 2).merged);
+  GemmCall call = make_call(MK_OPERATOR_GEMM_REDUCE_SCATTER, 16, 8192, 2048);
+  CHECK(!rank_gemm_plan(call, 0, 2, 32).value().merged);
+  const TopologyArrays arrays(
+      Topology::make(0, std::vector<std::string>(2, "host"), std::vector<int32_t>{0, 1}));
+  CHECK(!rank_gemm_plan(call, 0, 2, NUM_SMS, &arrays.view()).value().merged);
+  call.comm_dtype = MK_DTYPE_FP32;
+  CHECK(!plan_of(call, 0, 2).merged);
+  call.comm_dtype = MK_DTYPE_BF16;
+  call.op = MK_OPERATOR_GEMM_ALLREDUCE;
+  CHECK(!plan_of(call, 0, 2).merged);
+}
+
+TEST_CASE("merged tiles: the caller's tile stays, and all ranks have the same, with room for their packets") {
+  GemmCall call = make_call(MK_OPERATOR_GEMM_REDUCE_SCATTER, 48, 2000, 2048);
+  for (const GemmTile& tile : RANK_GEMM_TILES) {
+    call.tuning.tile_m = tile.block_m, call.tuning.tile_n = tile.block_n;
+    const RankGemmPlan plan = plan_of(call, 1, 4);
+    CHECK((plan.gemm.block_m == tile.block_m && plan.gemm.block_n == tile.block_n));
+    CHECK(plan.merged == std::ranges::any_of(gemm_reduce_scatter::TAGGED_TILES, [&](const GemmTile& tagged) {
+            return tagged.block_m == tile.block_m && tagged.block_n == tile.block_n;
+          }));
+  }
+  std::mt19937 random(5);
+  const auto below = [&](int64_t limit) { return std::uniform_int_distribution<int64_t>(1, limit)(random); };
+  int num_merged = 0;
+  for (int turn = 0; turn < 3000; ++turn) {
+    const int nranks = 1 + static_cast<int>(below(turn % 10 == 0 ? 63 : 15));
+    const int num_sms = static_cast<int>(turn % 3 == 0 ? below(NUM_SMS) : NUM_SMS);
+    call = make_call(MK_OPERATOR_GEMM_REDUCE_SCATTER, below(300), below(17000), below(9000));
+    INFO(nranks << " ranks, m " << call.m << " n " << call.n << ", " << num_sms << " SMs");
+    const RankGemmPlan plan = rank_gemm_plan(call, 0, nranks, num_sms).value();
+    for (int rank = 1; rank < nranks; ++rank) {
+      call.k = below(9000);
+      call.b_layout = rank % 2 == 0 ? MK_LAYOUT_KN : MK_LAYOUT_NK;
+      const RankGemmPlan other = rank_gemm_plan(call, rank, nranks, num_sms).value();
+      CHECK(other.merged == plan.merged);
+      CHECK(other.is_tagged == plan.is_tagged);
+      CHECK(other.packet_slot_bytes == plan.packet_slot_bytes);
+      CHECK(other.merged_rows.place({1, 1}) == plan.merged_rows.place({1, 1}));
+    }
+    if (!plan.merged) continue;
+    ++num_merged;
+    const gemm_reduce_scatter::MergedRows& rows = plan.merged_rows;
+    CHECK((plan.is_tagged && plan.is_direct && plan.num_owners == 1 && plan.slot_bytes == 0));
+    CHECK(plan.tiles_per_owner <= num_sms);
+    CHECK(plan.tiles_per_owner == ceil_div(call.m, plan.gemm.block_m) * ceil_div(call.n, plan.gemm.block_n));
+    CHECK(rows.num_column_units * 64 == round_up(call.n, plan.gemm.block_n));
+    CHECK(rows.size() * packets_bytes(64) == plan.packet_slot_bytes);
+    CHECK(nranks * plan.packet_slot_bytes <= static_cast<int64_t>(PACKET_BANK_BYTES));
+  }
+  CHECK(num_merged > 300);
+}
+
+TEST_CASE("merged tiles: each row goes to its owner, who sums it once, and nothing else") {
+  constexpr int COLUMN_UNITS = 3;
+  for (int nranks = 1; nranks <= 16; ++nranks) {
+    for (int m = 1; m <= 300; ++m) {
+      INFO(nranks << " ranks, m " << m);
+      const gemm_reduce_scatter::MergedRows rows = {m, static_cast<int>(ceil_div(m, nranks)), COLUMN_UNITS};
+      // What the senders store, by rows of units of a source's slot at each owner.
+      std::vector<std::vector<int>> sent(static_cast<size_t>(nranks));
+      for (auto& of_owner : sent) of_owner.assign(static_cast<size_t>(rows.size() * 16), 0);
+      bool is_right = true;
+      for (int row = 0; row < m; ++row) {
+        const gemm_reduce_scatter::OwnedRow owned = rows.owned(row);
+        is_right = is_right && owned.owner < nranks && owned.row < rows_count(m, nranks, owned.owner) &&
+                   rows_begin(m, nranks, owned.owner) + owned.row == row;
+        for (int column = 0; column < COLUMN_UNITS; ++column) {
+          const int unit = rows.place({owned.row / 16, column});
+          is_right = is_right && unit < rows.size();
+          if (is_right)
+            ++sent[static_cast<size_t>(owned.owner)][static_cast<size_t>(unit * 16 + owned.row % 16)];
+        }
+      }
+      for (int owner = 0; owner < nranks; ++owner) {
+        is_right = is_right && rows.first_row(owner) == rows_begin(m, nranks, owner) &&
+                   rows.rows(owner) == rows_count(m, nranks, owner);
+        // The owner takes what has come once, and waits for nothing that has not.
+        for (int number = 0; number < rows.num_units(owner); ++number) {
+          const gemm_reduce_scatter::MergedUnit unit = rows.unit(owner, number);
+          for (int row = unit.row_unit * 16; row < std::min(rows.rows(owner), unit.row_unit * 16 + 16); ++row)
+            --sent[static_cast<size_t>(owner)][static_cast<size_t>(rows.place(unit) * 16 + row % 16)];
+        }
+        is_right =
+            is_right && std::ranges::all_of(sent[static_cast<size_t>(owner)], [](int n) { return n == 0; });
+      }
+      CHECK(is_right);
+    }
+  }
 }
 
 TEST_CASE("owners of few rows share out columns, where there is then one tile a CTA at most") {
