@@ -46,10 +46,9 @@ constexpr double BLOCK_WAVES = 0.5;
 // Of a product's time, that the links may need, for pushes to be paced.
 constexpr double PACED_SHARE = 0.85;
 
-// What is exchanged travels in tagged packets up to so many bytes on the link: a reduce-scatter's, the same
-// with merged tiles, and those of each of an all-reduce's exchanges.
+// What is exchanged travels in tagged packets up to so many bytes on the link: a reduce-scatter's, and those of
+// each of an all-reduce's exchanges.
 constexpr double MAX_TAGGED_BYTES_OF_REDUCE_SCATTER = 1100000;
-constexpr double MAX_TAGGED_BYTES_OF_MERGED_TILES = 1100000;
 constexpr double MAX_TAGGED_BYTES_OF_ALLREDUCE = 2200000;
 // Of what a warp sums at a time in the tiles that travel so.
 constexpr int TAGGED_COLUMNS = 64;
@@ -338,12 +337,13 @@ double exchanged_bytes(const GemmCall& call, int nranks, Reduction reduction) {
          (reduction == Reduction::one_shot ? 1 : nranks);
 }
 
-// Tiles of all owners' rows, where a CTA has one at most: owners' tiles of the same columns would each read all
-// of B's again, and none of them sooner. For few rows, for they must travel in tagged packets, which go where
-// each row is wanted, once, as from owners' tiles.
-void choose_merged(const GemmCall& call, int nranks, int num_sms, RankGemmPlan& to) {
+// Tagged packets are half as many bytes again, but need no fence and no flag, and the warps that wait for them
+// look at all of them: for few bytes. They go where each row is wanted, once, and so a reduce-scatter's tiles
+// can hold all owners' rows: owners' tiles of the same columns would each read all of B's again, and none of
+// them sooner.
+void choose_merged_tile(const GemmCall& call, int nranks, int num_sms, RankGemmPlan& to) {
   if (call.m == 0 || call.n == 0 || element_bytes(call.comm_dtype) != 2) return;
-  if (exchanged_bytes(call, nranks, to.reduction) > MAX_TAGGED_BYTES_OF_MERGED_TILES) return;
+  if (exchanged_bytes(call, nranks, to.reduction) > MAX_TAGGED_BYTES_OF_REDUCE_SCATTER) return;
   for (const GemmTile& tile : gemm_reduce_scatter::TAGGED_TILES) {
     if (!may_take(call, tile)) continue;
     GemmShape shape;
@@ -394,22 +394,19 @@ void choose_owners(const GemmCall& call, int nranks, int num_sms, RankGemmPlan& 
     }
   }
   if (to.gemm.block_m == 0) return;
-  if (to.reduction == Reduction::scatter && !to.is_between_nodes) choose_merged(call, nranks, num_sms, to);
+  if (to.reduction == Reduction::scatter && !to.is_between_nodes) choose_merged_tile(call, nranks, num_sms, to);
   if (to.merged) rows = call.m;
   to.tile_rows = static_cast<int>(ceil_div(rows, to.gemm.block_m));
   to.owner_tiles = owner_tiles_of(call, num_sms, to);
   to.tiles_per_owner = to.owner_tiles.tiles_of_owner();
 }
 
-// Tagged packets are half as many bytes again, but need no fence and no flag, and the warps that wait for them
-// look at all of them: for few bytes.
+// The same of an all-reduce, whose tile is chosen before.
 void choose_packets(const GemmCall& call, int nranks, RankGemmPlan& to) {
   const bool two_shot = to.reduction == Reduction::two_shot;
-  if (to.merged || !to.is_direct || to.is_between_nodes || element_bytes(call.comm_dtype) != 2) return;
-  if (two_shot && element_bytes(call.out_dtype) != 2) return;
-  if (exchanged_bytes(call, nranks, to.reduction) >
-      (to.reduction == Reduction::scatter ? MAX_TAGGED_BYTES_OF_REDUCE_SCATTER : MAX_TAGGED_BYTES_OF_ALLREDUCE))
-    return;
+  if (to.reduction == Reduction::scatter || !to.is_direct || to.is_between_nodes) return;
+  if (element_bytes(call.comm_dtype) != 2 || (two_shot && element_bytes(call.out_dtype) != 2)) return;
+  if (exchanged_bytes(call, nranks, to.reduction) > MAX_TAGGED_BYTES_OF_ALLREDUCE) return;
   const bool has_kernel = std::ranges::any_of(gemm_reduce_scatter::TAGGED_TILES, [&](const GemmTile& tile) {
     return tile.block_m == to.gemm.block_m && tile.block_n == to.gemm.block_n;
   });

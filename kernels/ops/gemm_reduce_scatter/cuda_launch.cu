@@ -88,7 +88,6 @@ class TaggedReductionLaunch final : public ReductionLaunchOf<TaggedParams> {
     params_.packets = plan.packets;
     params_.packet_slot_bytes = plan.packet_slot_bytes;
     params_.packet_gather_begin = comm.nranks * plan.packet_slot_bytes;
-    params_.merged = plan.merged;
     params_.merged_rows = plan.merged_rows;
   }
 

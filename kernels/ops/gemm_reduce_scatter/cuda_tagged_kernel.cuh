@@ -14,6 +14,11 @@ using TaggedTable = RankGemmTable<TaggedParams, NUM_TAGGED_TILES>;
 const TaggedTable& kernels_bf16();
 const TaggedTable& kernels_fp16();
 
+// Of a reduce-scatter all tiles are: with owners' tiles it has the other kernel.
+__device__ __forceinline__ bool is_merged(const TaggedParams& params) {
+  return params.reduction == Reduction::scatter;
+}
+
 // Where tagged packets of this epoch come to, at rank `rank`.
 __device__ __forceinline__ std::byte* packet_area(const RankLaunch& launch, const TaggedParams& params,
                                                   int rank, int64_t offset) {
@@ -65,12 +70,12 @@ __device__ __forceinline__ void exchange_packets(const RankLaunch& launch, const
   const int64_t offset =
       params.comm.rank * params.packet_slot_bytes + packet_offset<Config>(params, place.tile, slab, 0);
   const int columns_pitch =
-      (params.merged ? params.merged_rows.pitch() : Config::BLOCK_M / 16) * UNIT_BYTES<Config>;
+      (is_merged(params) ? params.merged_rows.pitch() : Config::BLOCK_M / 16) * UNIT_BYTES<Config>;
 #pragma unroll 1
   for (int step = params.reduction == Reduction::one_shot ? 1 : nranks; step <= nranks; ++step) {
     const int peer = place.owner + step < nranks ? place.owner + step : place.owner + step - nranks;
     PacketRows to;
-    if (params.merged) {
+    if (is_merged(params)) {
       const int row = place.row + slab * 16 + threadIdx.x % 32 / 4;
       to = {owner_row<Config>(launch, params, row, place.n_tile),
             owner_row<Config>(launch, params, row + 8, place.n_tile)};
@@ -154,7 +159,7 @@ __device__ __forceinline__ PacketUnit packet_unit(const TaggedParams& params, in
   constexpr int COLUMNS = SUM_COLUMNS<Config::BLOCK_N>;
   const int rank = params.comm.rank;
   PacketUnit unit;
-  if (!params.merged) {
+  if (!is_merged(params)) {
     static_cast<SlabUnit&>(unit) = slab_unit<Config>(params, rank, number);
     unit.offset = packet_offset<Config>(params, unit.tile, unit.slab, unit.begin / COLUMNS);
     unit.num_rows = 16;
@@ -186,8 +191,8 @@ __device__ __forceinline__ void finish_units(const RankLaunch& launch, const Tag
   const int rank = params.comm.rank;
   const int nranks = params.comm.nranks;
   const bool two_shot = params.reduction == Reduction::two_shot;
-  const int num_units = params.merged ? params.merged_rows.num_units(rank)
-                                      : params.tiles_per_owner * units_of_tile<Config>(params);
+  const int num_units = is_merged(params) ? params.merged_rows.num_units(rank)
+                                          : params.tiles_per_owner * units_of_tile<Config>(params);
   const int num_ctas = params.tiles.num_workers;
   for (int number = threadIdx.x / 32 * num_ctas + blockIdx.x; number < num_units;
        number += Config::NUM_CONSUMER_WARPS * num_ctas) {

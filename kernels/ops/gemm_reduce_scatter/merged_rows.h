@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Merged tiles of a reduce-scatter hold all rows of the product, whoever owns them. Each row goes to its owner,
-// who sums units of 16 of its own rows and some columns, whichever tiles they come from. Host and device.
+// Merged tiles of a reduce-scatter hold rows of the product whoever owns them. Each row goes to its owner, who
+// sums units of 16 of its own rows and some columns, whichever tiles they come from. Host and device.
 #pragma once
 
 #include "kernels/protocol.h"

@@ -16,8 +16,7 @@ struct TaggedParams : CudaParams {
   size_t packets;               // their memory, in every rank's: bank 0 before bank 1
   int64_t packet_slot_bytes;    // a source's partial tiles, or an owner's finished ones
   int64_t packet_gather_begin;  // finished tiles, owner by owner
-  bool merged;                  // reduce-scatter: a tile's rows are several owners'
-  MergedRows merged_rows;
+  MergedRows merged_rows;       // of a reduce-scatter
 };
 
 }  // namespace mk::gemm_reduce_scatter
