@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // The roles of GEMM+ReduceScatter and GEMM+AllReduce between nodes, on emulated warps and host memory, over the
 // real transports: sums, puts, arrivals, forwards, and what the epilogue makes of a rank's own rows. Products
-// are made up, and go where the kernel would push them.
+// are made up, and go where the kernel would push them. And those of few bytes inside a node, in tagged
+// packets.
 #include "shim/device_words.h"
 
 #include <array>
@@ -9,7 +10,9 @@
 
 #include "../support/catch.h"
 #include "emulated_gpu.h"
+#include "kernels/cuda/rank_gemm_plan.h"
 #include "kernels/ops/gemm_reduce_scatter/cuda_network_kernel.cuh"
+#include "kernels/ops/gemm_reduce_scatter/cuda_tagged_kernel.cuh"
 
 namespace mk {
 
@@ -21,6 +24,16 @@ struct EmulatedTiles {
 template <>
 struct RankGemmStorage<EmulatedTiles> {
   uint8_t bytes[sizeof(PushCtaStorage<EmulatedTiles::NUM_THREADS>)];
+};
+
+struct EmulatedPacketTiles {
+  static constexpr int BLOCK_M = 64;
+  static constexpr int BLOCK_N = 128;
+  static constexpr int NUM_CONSUMER_WARPS = 4;
+};
+template <>
+struct RankGemmStorage<EmulatedPacketTiles> {
+  EpilogueBuffers<1> epilogue[EmulatedPacketTiles::NUM_CONSUMER_WARPS];
 };
 
 namespace test {
@@ -243,6 +256,186 @@ TEST_CASE("partial tiles are summed in each node and then between them, launch a
             return rank.failure();
           }) == "");
   }
+}
+
+namespace {
+
+using gemm_reduce_scatter::Reduction;
+using gemm_reduce_scatter::TaggedParams;
+
+struct PacketShape {
+  mk_operator_t op;
+  int64_t m, n;
+  mk_algorithm_t algorithm = MK_ALGORITHM_AUTO;
+  mk_dtype_t dtype = MK_DTYPE_BF16;
+  bool accumulate = false;
+};
+
+class PacketRank {
+ public:
+  static constexpr int NUM_CTAS = 4;
+
+  explicit PacketRank(Rank& rank) : rank_(rank), gpu_(rank) {}
+  Status set_up() { return gpu_.set_up(NUM_CTAS, PACKET_BANK_BYTES); }
+  EmulatedGpu& gpu() { return gpu_; }
+
+  // Empty: not of few bytes.
+  std::optional<TaggedParams> params(const PacketShape& shape) {
+    GemmCall call;
+    call.op = shape.op;
+    call.m = shape.m, call.n = shape.n, call.k = 64;
+    call.dtype = call.out_dtype = call.comm_dtype = shape.dtype;
+    call.tuning.tile_m = EmulatedPacketTiles::BLOCK_M, call.tuning.tile_n = EmulatedPacketTiles::BLOCK_N;
+    call.tuning.algorithm = shape.algorithm;
+    const Result<RankGemmPlan> chosen = rank_gemm_plan(call, rank_.rank, rank_.nranks, NUM_CTAS);
+    if (!chosen.ok() || !chosen.value().is_tagged) return {};
+    const RankGemmPlan& plan = chosen.value();
+    TaggedParams params{};
+    params.comm = gpu_.comm();
+    params.comm.entry.op = shape.op;
+    params.comm.entry.output_offset = kNoOutput;
+    params.comm.entry.shape[0] = shape.m;
+    params.tiles.num_n_tiles = static_cast<int>(ceil_div(shape.n, EmulatedPacketTiles::BLOCK_N));
+    params.tiles.num_k_steps = 1;
+    params.tiles.num_workers = NUM_CTAS;
+    params.owner_tiles = plan.owner_tiles;
+    params.comm_type = shape.dtype == MK_DTYPE_FP16 ? GemmType::fp16 : GemmType::bf16;
+    params.reduction = plan.reduction;
+    params.tile_rows = plan.tile_rows;
+    params.m = static_cast<int>(shape.m);
+    params.max_rows = static_cast<int>(plan.splits_rows ? ceil_div(shape.m, rank_.nranks) : shape.m);
+    params.splits_rows = plan.splits_rows;
+    params.splits_columns = plan.splits_columns;
+    params.is_direct = plan.is_direct;
+    params.tiles_per_owner = static_cast<int>(plan.tiles_per_owner);
+    params.packets = params.comm.arena;
+    params.packet_slot_bytes = plan.packet_slot_bytes;
+    params.packet_gather_begin = rank_.nranks * plan.packet_slot_bytes;
+    params.merged_rows = plan.merged_rows;
+    const bool scatters = plan.reduction == Reduction::scatter;
+    num_rows_ = scatters ? rows_count(shape.m, rank_.nranks, rank_.rank) : shape.m;
+    first_row_ = scatters ? rows_begin(shape.m, rank_.nranks, rank_.rank) : 0;
+    c_.assign(static_cast<size_t>((num_rows_ + 2) * (shape.n + 1)), kBefore);  // a row before, one behind
+    params.output.ldc = shape.n + 1;
+    params.output.c = c_.data() + params.output.ldc;
+    params.output.n = static_cast<int>(shape.n);
+    params.output.out_type = params.comm_type;
+    params.output.accumulate = shape.accumulate;
+    return params;
+  }
+
+  void launch(const TaggedParams& params) {
+    RankGemmStorage<EmulatedPacketTiles> smem{};
+    constexpr unsigned NUM_WARPS = EmulatedPacketTiles::NUM_CONSUMER_WARPS;
+    emulation::run_ctas(NUM_CTAS, NUM_WARPS + 1, [&] {
+      const RankLaunch launch(params.comm);
+      launch.begin_cta();
+      if (threadIdx.x / 32 < NUM_WARPS) {
+        consume(launch, params, smem);
+      } else if (blockIdx.x == 0) {
+        launch.greet();
+      }
+      launch.end_cta();
+    });
+  }
+
+  std::string check(const TaggedParams& params, uint64_t epoch) const {
+    const int64_t ldc = params.output.ldc;
+    for (int64_t row = -1; row <= num_rows_; ++row) {
+      for (int64_t column = 0; column < ldc; ++column) {
+        const bool is_inside = row >= 0 && row < num_rows_ && column < params.output.n;
+        float expected = !is_inside || params.output.accumulate ? kBefore : 0;
+        for (int rank = 0; is_inside && rank < rank_.nranks; ++rank)
+          expected += partial(epoch, rank, first_row_ + row, column);
+        const float seen = c_[static_cast<size_t>((row + 1) * ldc + column)];
+        if (seen != expected)
+          return format("launch %llu: row %lld, column %lld is %g, not %g; ", (unsigned long long)epoch,
+                        (long long)row, (long long)column, seen, expected);
+      }
+    }
+    return "";
+  }
+
+ private:
+  void consume(const RankLaunch& launch, const TaggedParams& params,
+               RankGemmStorage<EmulatedPacketTiles>& smem) const {
+    using namespace gemm_reduce_scatter;
+    using Config = EmulatedPacketTiles;
+    const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+    auto tiles = tile_cursor(params);
+    TileWork work{};
+    while (next_tile<Config>(params, tiles, &work)) {
+      const TilePlace place = place_of(params, work, Config::BLOCK_M);
+      float accumulators[Config::BLOCK_N / 2];
+      for (int i = 0; i < Config::BLOCK_N / 2; ++i) {
+        const int row = place.row + warp * 16 + lane / 4 + i / 2 % 2 * 8;
+        const int column = place.n_tile * Config::BLOCK_N + i / 4 * 8 + lane % 4 * 2 + i % 2;
+        const bool is_inside = row < rows_of(params, place.owner) && column < params.output.n;
+        accumulators[i] =
+            is_inside ? partial(launch.epoch(), rank_.rank, first_row_of(params, place.owner) + row, column)
+                      : 99;
+      }
+      tagged::finish_block<Config>(launch, params, smem, work, 0, accumulators);
+    }
+    if (params.reduction != Reduction::one_shot) tagged::finish_units<Config>(launch, params, smem);
+    if (params.reduction == Reduction::two_shot) tagged::gather_packets<Config>(launch, params, smem);
+  }
+
+  Rank& rank_;
+  EmulatedGpu gpu_;
+  int64_t num_rows_ = 0, first_row_ = 0;  // of C
+  std::vector<float> c_;
+};
+
+std::string run_packet_launches(PacketRank& packets, const PacketShape& shape, bool must_be_tagged) {
+  for (int turn = 0; turn < 3; ++turn) {
+    const std::optional<TaggedParams> params = packets.params(shape);
+    MK_EXPECT(params || !must_be_tagged);
+    if (!params) return "";
+    const uint64_t epoch = packets.gpu().epoch() + 1;
+    packets.launch(*params);
+    if (const std::string sentence = packets.gpu().sentence(); !sentence.empty()) return sentence + "; ";
+    if (std::string wrong = packets.check(*params, epoch); !wrong.empty()) return wrong;
+    MK_EXPECT(packets.gpu().epoch() == epoch && packets.gpu().is_idle());
+    MK_EXPECT(EmulatedGpu::is_clean(*params->comm.state));
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("tagged packets bring each row to its owner, or to all, launch after launch", "[emulation]") {
+  constexpr auto scatter = MK_OPERATOR_GEMM_REDUCE_SCATTER, reduce = MK_OPERATOR_GEMM_ALLREDUCE;
+  const int nranks = GENERATE(2, 3, 5);
+  CAPTURE(nranks);
+  CHECK(run_ranks(RankKind::threads, {"loopback", "0"}, std::vector<int>(static_cast<size_t>(nranks), 0),
+                  [&](Rank& rank) -> std::string {
+                    PacketRank packets(rank);
+                    MK_EXPECT_OK(packets.set_up());
+                    MK_EXPECT(rank.barrier());
+                    std::vector<PacketShape> shapes;
+                    for (const int64_t m : {1, 2, 4, 7, 16, 17, 33, 48, 50, 64}) {
+                      shapes.push_back({scatter, m, 136, MK_ALGORITHM_AUTO, MK_DTYPE_BF16, m % 2 == 0});
+                      shapes.push_back({scatter, m, 8, MK_ALGORITHM_AUTO, MK_DTYPE_FP16});
+                    }
+                    shapes.push_back({scatter, 100, 250});
+                    shapes.push_back({scatter, 128, 129});
+                    const size_t num_scatters = shapes.size();
+                    for (const int64_t m : {1, 17, 64}) {
+                      shapes.push_back({reduce, m, 136, MK_ALGORITHM_ONE_SHOT});
+                      shapes.push_back({reduce, m, 136, MK_ALGORITHM_TWO_SHOT});
+                    }
+                    for (const PacketShape& shape : shapes) {
+                      const bool scatters = static_cast<size_t>(&shape - shapes.data()) < num_scatters;
+                      const std::string text = run_packet_launches(packets, shape, scatters);
+                      if (!text.empty())
+                        return format("operator %d, m %lld, n %lld: ", shape.op, (long long)shape.m,
+                                      (long long)shape.n) +
+                               text;
+                    }
+                    MK_EXPECT(rank.barrier());
+                    return rank.failure();
+                  }) == "");
 }
 
 }  // namespace test

@@ -5,7 +5,9 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "kernels/device/gemm_epilogue_params.h"
+#include <array>
+
+#include "kernels/device/gemm_epilogue.cuh"
 #include "shim/device_words.h"
 
 namespace mk {
@@ -49,6 +51,10 @@ struct PartialChunk {
     std::memcpy(values, &chunk, sizeof values);
     for (int i = 0; i < NUM; ++i) sums[i] += values[i];
   }
+  static void add_pair(float* sums, uint32_t word) {
+    const auto pair = std::bit_cast<std::array<T, 2>>(word);
+    for (int i = 0; i < 2; ++i) sums[i] += static_cast<float>(pair[i]);
+  }
   static uint4 pack(const float* sums) {
     uint4 chunk;
     std::memcpy(&chunk, sums, sizeof chunk);
@@ -65,7 +71,7 @@ void sum_slab(const PartialSlabs& slabs, GemmType, std::byte* to) {
 }
 
 template <int BLOCK_N>
-constexpr int SUM_COLUMNS = BLOCK_N;
+constexpr int SUM_COLUMNS = BLOCK_N % 64 == 0 ? 64 : 32;
 
 // Named by the kernel of one node, which is not emulated.
 template <int BLOCK_N, class COf>
@@ -78,6 +84,23 @@ void finish_slab(const PartialSlabs& slabs, GemmType, const EpilogueParams& outp
   for (int index = static_cast<int>(threadIdx.x % 32); index < 16 * BLOCK_N; index += 32) {
     const int m = row + index / BLOCK_N, n = column + index % BLOCK_N;
     if (m < row_end && n < output.n) static_cast<float*>(output.c)[m * output.ldc + n] = slabs.sum(index);
+  }
+}
+
+// Whole numbers have nothing to round, and C is fp32 whatever its type.
+template <int N>
+void round_result(float (&)[N], EpilogueParams&, int) {}
+
+// A lane's rows of a unit, as wgmma leaves them.
+template <int N>
+void store_tile_rows(float (&sums)[N], const EpilogueParams& output, EpilogueBuffers<1>&, int row, int row_end,
+                     int column) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  for (int i = 0; i < N; ++i) {
+    const int m = row + lane / 4 + i / 2 % 2 * 8, n = column + i / 4 * 8 + lane % 4 * 2 + i % 2;
+    if (m >= row_end || n >= output.n) continue;
+    float& c = static_cast<float*>(output.c)[m * output.ldc + n];
+    c = output.accumulate ? c + sums[i] : sums[i];
   }
 }
 
