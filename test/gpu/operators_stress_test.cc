@@ -41,6 +41,8 @@ std::vector<Problem> mixed_problems() {
       {.op = scatter, .m = 300, .n = 137, .k = 72, .out = fp32, .accumulate = true, .k_less = 8},
       {.op = scatter, .m = 3, .n = 24, .k = 8, .dtype = fp16, .out = fp16},
       {.op = scatter, .m = 130, .n = 264, .k = 1000, .out = fp32, .comm = fp32},
+      {.op = scatter, .m = 16, .n = 2048, .k = 512, .transposed = true},
+      {.op = scatter, .m = 50, .n = 1000, .k = 136, .accumulate = true, .bias = true},
       {.op = reduce, .m = 16, .n = 512, .k = 512},
       {.op = reduce, .m = 64, .n = 1056, .k = 192, .bias = true, .algorithm = MK_ALGORITHM_ONE_SHOT},
       {.op = reduce, .m = 64, .n = 1056, .k = 192, .bias = true, .algorithm = MK_ALGORITHM_TWO_SHOT},

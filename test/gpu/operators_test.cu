@@ -239,6 +239,25 @@ std::vector<Case> make_cases() {
     mixed.mixes_layouts = true;
     cases.push_back(mixed);
   }
+  // Few rows of a reduce-scatter: owners whose rows begin anywhere in a tile, or who have none.
+  for (const int64_t m : {1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 33, 48, 64, 65, 100, 127, 128, 130}) {
+    constexpr mk_operator_t scatter = MK_OPERATOR_GEMM_REDUCE_SCATTER;
+    for (const int64_t n : {8, 72, 300, 1000}) {
+      const bool transposed = (m + n / 4) % 2 == 1;
+      cases.push_back({scatter, m, n, 136, transposed});
+      cases.push_back({scatter, m, n, 72, !transposed, MK_DTYPE_FP16, MK_DTYPE_FP16, true});
+      cases.push_back({scatter, m, n, 64, transposed, MK_DTYPE_BF16, MK_DTYPE_FP32, true, true});
+    }
+    for (const auto& tile : {std::pair{128, 128}, std::pair{64, 128}, std::pair{64, 64}}) {
+      cases.push_back({scatter, m, 1031, 200, m % 2 == 0, MK_DTYPE_BF16, MK_DTYPE_BF16, m % 3 == 0, true, false,
+                       tile.first, tile.second});
+    }
+    Case wide = {scatter, m, 8192, 128, m % 2 == 1};
+    cases.push_back(wide);
+    wide.mixes_layouts = true;
+    wide.n = 8200;
+    cases.push_back(wide);
+  }
   for (const int copy_ctas : {1, 7}) {
     for (const auto& tile : {std::pair{128, 256}, std::pair{128, 128}, std::pair{64, 64}}) {
       for (const int64_t m : {5, 700, 7000}) {
