@@ -352,7 +352,7 @@ void choose_merged_tile(const GemmCall& call, int nranks, int num_sms, RankGemmP
     shape.k = TYPICAL_K;
     shape.in_type = gemm_type(call.dtype);
     shape.out_type = gemm_type(call.out_dtype);
-    const GemmPlan plan = gemm_plan_with(shape, num_sms, tile, 1, -1);
+    const GemmPlan plan = gemm_plan_with(shape, num_sms, tile, -1);
     const gemm_reduce_scatter::MergedRows rows = {
         static_cast<int>(call.m), static_cast<int>(ceil_div(call.m, nranks)),
         static_cast<int>(ceil_div(call.n, tile.block_n) * (tile.block_n / TAGGED_COLUMNS))};
