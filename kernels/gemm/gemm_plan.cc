@@ -157,7 +157,7 @@ GemmPlan gemm_plan(const GemmShape& shape, int num_sms, const GemmClusterLimits&
       if (streamk <= tiles) consider(gemm_plan_with(shape, num_sms, tile, static_cast<int>(streamk)));
     }
   }
-  if (shape.a_transposed || shape.m > FEW_ROWS) return best;
+  if (shape.a_transposed || shape.m > FEW_ROWS || shape.m == 0 || shape.n == 0) return best;
   for (const GemmTile& tile : GEMM_SPLIT_TILES) {
     for (const int num_split_ctas : {2, 4}) {
       const GemmPlan split = gemm_split_plan_with(shape, tile, num_split_ctas);
