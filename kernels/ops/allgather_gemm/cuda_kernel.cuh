@@ -154,10 +154,11 @@ __device__ __forceinline__ void signal_panel(const RankLaunch& launch, const Cud
 // A push warp: takes units of this rank's rows one by one and pushes them to all targets at once, so that every
 // link carries its share all the time.
 // target_at(step) for each step from `first_step` on, below `end_step`: a rank to push to. done(note), of the
-// whole warp, is told of each unit that has arrived.
+// whole warp, is told of each unit that has arrived, while the next one is on its way; but of the first
+// `num_prompt` at once.
 template <class Storage, class TargetAt, class Done>
 __device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaParams& params,
-                                          BulkPush<Storage>& push, int first_step, int end_step,
+                                          BulkPush<Storage>& push, int first_step, int end_step, int num_prompt,
                                           TargetAt&& target_at, Done&& done) {
   const int rank = params.comm.rank;
   const int lane = threadIdx.x % 32;
@@ -205,13 +206,16 @@ __device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaPa
           }
         }
         ptx::cp_async_bulk_commit_group();
-        // It has time to arrive while the next one is on its way.
         if (has_last) {
           push.template complete<1>();
           done(last);
         }
-        has_last = true;
+        has_last = num_prompt-- <= 0;
         last = note_of(unit);
+        if (!has_last) {
+          push.template complete<0>();
+          done(last);
+        }
         tracer.end();
       });
   if (has_last) {
@@ -223,21 +227,22 @@ __device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaPa
 // The same to all ranks of a job of one node; where tiles are merged with others', to this one, too.
 template <class Storage, class Done>
 __device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaParams& params, Storage& storage,
-                                          int warp, Done&& done) {
+                                          int warp, int num_prompt, Done&& done) {
   const int rank = params.comm.rank;
   const int nranks = params.comm.nranks;
   BulkPush<Storage> push(storage, warp);
   push_rows(
-      launch, params, push, params.merged ? 0 : 1, nranks,
+      launch, params, push, params.merged ? 0 : 1, nranks, num_prompt,
       [&](int step) { return rank >= step ? rank - step : rank - step + nranks; }, done);
 }
 
-// The push warp beside a product, which signals itself.
+// The push warp beside a product, which signals itself. All CTAs' first units are the first panels, for which
+// peers have tiles waiting.
 template <class Storage>
 __device__ __forceinline__ void push_beside_product(const RankLaunch& launch, const CudaParams& params,
-                                                    Storage& storage) {
+                                                    Storage& storage, int warp) {
   const PushUnits units = push_units(params, Storage::PIECE_BYTES);
-  push_rows(launch, params, storage, 0, [&](uint64_t note) {
+  push_rows(launch, params, storage, warp, 1, [&](uint64_t note) {
     if (threadIdx.x % 32 == 0) {
       uint32_t expected = 0;
       uint32_t* count = count_of(params, units, note, &expected);
@@ -262,7 +267,7 @@ __device__ __forceinline__ void run_push_cta(const RankLaunch& launch, const Cud
   const int warp = threadIdx.x / 32;
   if (warp < Storage::NUM_WARPS) {
     PushNotes notes(storage.signals, warp);
-    push_rows(launch, params, storage.push, warp, [&](uint64_t note) { notes.add(note); });
+    push_rows(launch, params, storage.push, warp, 0, [&](uint64_t note) { notes.add(note); });
     notes.end();
   } else {
     const PushUnits units = push_units(params, PUSH_CTA_PIECE_BYTES);
@@ -339,9 +344,11 @@ template <class Config>
 __device__ __forceinline__ void run_copy_warp(const RankLaunch& launch, const CudaParams& params,
                                               RankGemmStorage<Config>& smem, const CopyWarp& warp) {
   if (warp.greets()) launch.greet();
-  // One push warp a CTA keeps the links busy; with two the first panels would come later.
-  if (warp.warp == 0 && params.schedule.k > 0 && gridDim.x == params.tiles.num_workers)
-    push_beside_product(launch, params, smem.push);
+  // One push warp a CTA that feeds several peers keeps the links busy; with two the first panels would come
+  // later. A unit for one peer takes as long to get away.
+  const int num_warps = params.comm.nranks == 2 ? NUM_PUSH_WARPS : 1;
+  if (warp.warp < num_warps && params.schedule.k > 0 && gridDim.x == params.tiles.num_workers)
+    push_beside_product(launch, params, smem.push, warp.warp);
   if (params.a_gathered != nullptr) gather_rows(launch, params, warp);
 }
 
