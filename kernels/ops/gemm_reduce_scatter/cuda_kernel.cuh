@@ -267,6 +267,24 @@ __device__ __forceinline__ int gather_flag(const CudaParams& params, int owner, 
          unit.begin / SUM_COLUMNS<Config::BLOCK_N> * (Config::BLOCK_M / 16) + unit.slab;
 }
 
+// Waits for all sources' partials of as many units as a warp has lanes to look at them, from `number` on: the
+// two round trips that a flag takes then are those of all.
+template <class Config>
+__device__ __forceinline__ void wait_units(const RankLaunch& launch, const CudaParams& params, int number,
+                                           int stride, int num_units) {
+  const int nranks = params.comm.nranks;
+  const int lane = threadIdx.x % 32;
+  for (int source = lane % nranks; source < nranks; source += 32) {
+    const int own = number + lane / nranks * stride;
+    if (lane / nranks >= max(1, 32 / nranks) || own >= num_units) break;
+    const SlabUnit unit = slab_unit<Config>(params, params.comm.rank, own);
+    if (unit.rows == 0) break;
+    launch.wait_flag(partial_flag<Config>(params, source, unit.tile, unit.slab), DeviceRole::reduce,
+                     DeviceObject::partial, source, unit.tile);
+  }
+  __syncwarp();
+}
+
 // Direct: the sums of this rank's own tiles, by the consumer warps of all CTAs; a two-shot's go to all ranks at
 // once.
 template <class Config>
@@ -278,11 +296,16 @@ __device__ __forceinline__ void finish_units(const RankLaunch& launch, const Cud
   const bool writes_outputs = two_shot && launch.writes_outputs();
   const int num_units = params.tiles_per_owner * units_of_tile<Config>(params);
   const int num_ctas = params.tiles.num_workers;
-  for (int number = threadIdx.x / 32 * num_ctas + blockIdx.x; number < num_units;
-       number += Config::NUM_CONSUMER_WARPS * num_ctas) {
+  const int stride = Config::NUM_CONSUMER_WARPS * num_ctas;
+  const int num_together = max(1, 32 / nranks);
+  int num_waited = 0;
+  for (int number = threadIdx.x / 32 * num_ctas + blockIdx.x; number < num_units; number += stride) {
+    if (num_waited-- == 0) {
+      wait_units<Config>(launch, params, number, stride, num_units);
+      num_waited = num_together - 1;
+    }
     const SlabUnit unit = slab_unit<Config>(params, rank, number);
     if (unit.rows == 0) continue;
-    wait_partials<Config>(launch, params, unit.tile, unit.slab, true);
     const Tracer tracer(params.comm.trace, TRACE_COMPUTE + threadIdx.x / 128);
     const uint64_t start = tracer.now();
     EpilogueParams output = params.output;
