@@ -89,6 +89,13 @@ inline std::deque<AttentionProblem> packed_alike(int nranks) {
   return mk::test::make_problems(cases);
 }
 
+// cu_seqlens[1] of packed_alike()[0] by which rank 1 differs from the others: each has as many rows as before,
+// for its tensors have no more.
+inline int32_t differing_bound(const AttentionProblem& first_alike, int rank) {
+  const int32_t unit = first_alike.attention.cu_seqlens[2] / 4;
+  return rank == 1 ? 2 * unit : unit;
+}
+
 template <class Direction>
 void run_spoilt(Seat& seat, Tally& tally, Watchdog& watchdog, int rank, const AttentionProblem& problem,
                 size_t at, int32_t value, mk_status_t status, const std::string& says) {

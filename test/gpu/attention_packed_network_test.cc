@@ -35,7 +35,7 @@ void run_different_bounds(Seat& seat, Watchdog& watchdog, int rank, const std::s
                           const AttentionProblem& problem, std::atomic<int>& num_named) {
   watchdog.stage(rank, where + ": different cu_seqlens: " + Direction::NAME, 60, seat.comm);
   AttentionLaunch launch(seat.session, problem);
-  launch.cu_seqlens[1] = rank == 1 ? 2 : 1;
+  launch.cu_seqlens[1] = differing_bound(problem, rank);
   DeviceTensors tensors(problem.attention, rows_of(problem, seat), seat.stream);
   const mk_status_t enqueued = Direction::call(seat, arguments_on<Direction>(launch, tensors));
   const mk_status_t seen = mk_comm_synchronize(seat.comm, seat.stream);

@@ -83,8 +83,8 @@ void run_packed(Seat& seat, Watchdog& watchdog, int rank, int nranks, const std:
   run_replays<Direction>(seat, tally, watchdog, rank, alike);
   run_wrong_bounds<Direction>(seat, tally, watchdog, rank, alike);
   if (nranks == 1) return;
-  run_spoilt<Direction>(seat, tally, watchdog, rank, alike[0], 1, rank == 1 ? 2 : 1, MK_ERROR_MISMATCH,
-                        "cu_seqlens of hash");
+  run_spoilt<Direction>(seat, tally, watchdog, rank, alike[0], 1, differing_bound(alike[0], rank),
+                        MK_ERROR_MISMATCH, "cu_seqlens of hash");
   tally.check(mk_comm_clear_async_error(seat.comm) == MK_SUCCESS, "mk_comm_clear_async_error");
   run_case<Direction>(seat, alike[1], false);
 }
