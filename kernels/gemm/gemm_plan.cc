@@ -25,12 +25,12 @@ constexpr double EXCHANGE_CYCLES = 8000;
 constexpr double EXCHANGE_CYCLES_LARGE = 14000;
 constexpr double EXCHANGE_BYTES_PER_CYCLE = 30;
 constexpr double LAUNCH_US = 3;
-// Of few rows, in one wave: power limits no clock, and few CTAs leave more of the L2 to each.
+// Of few rows, in one wave: power limits no clock.
 constexpr int FEW_ROWS = 512;
 constexpr double FEW_ROWS_CLOCK_MHZ = 1900;
 constexpr double FEW_ROWS_LAUNCH_US = 3.4;
 constexpr double CTAS_WITHOUT_CONTENTION = 80;
-constexpr double CONTENTION_OF_132_CTAS = 0.3;
+constexpr double SPLIT_CONTENTION_OF_132_CTAS = 0.3;
 constexpr double SPLIT_EXCHANGE_US = 0.6;
 constexpr double SPLIT_EXCHANGE_US_A_CTA = 0.35;
 constexpr double SPLIT_EXCHANGE_BYTES_PER_US = 68e3;
@@ -86,12 +86,11 @@ bool is_one_wave(const GemmShape& shape, const GemmPlan& plan) {
 double predict_few_rows_us(const GemmShape& shape, const GemmPlan& plan) {
   const int64_t steps = ceil_divide(ceil_divide(shape.k, GEMM_BLOCK_K), plan.num_split_ctas);
   const int64_t a_rows = std::min<int64_t>(plan.block_m, ceil_divide(shape.m, 8) * 8);
-  const double contention =
-      1 + CONTENTION_OF_132_CTAS *
-              std::max(0.0, (plan.num_ctas() - CTAS_WITHOUT_CONTENTION) / (132 - CTAS_WITHOUT_CONTENTION));
-  const double compute_us = steps * step_cycles(shape, plan, 0.85, a_rows) / FEW_ROWS_CLOCK_MHZ * contention;
+  double compute_us = steps * step_cycles(shape, plan, 0.85, a_rows) / FEW_ROWS_CLOCK_MHZ;
   double exchange_us = 0;
   if (plan.num_split_ctas > 1) {
+    compute_us *= 1 + SPLIT_CONTENTION_OF_132_CTAS * std::max(0.0, (plan.num_ctas() - CTAS_WITHOUT_CONTENTION) /
+                                                                       (132 - CTAS_WITHOUT_CONTENTION));
     const double bytes = 2.0 * std::min<double>(plan.block_m, shape.m) * plan.block_n * 4;
     exchange_us =
         SPLIT_EXCHANGE_US + SPLIT_EXCHANGE_US_A_CTA * plan.num_split_ctas + bytes / SPLIT_EXCHANGE_BYTES_PER_US;

@@ -56,6 +56,7 @@ TEST_CASE("few rows on a narrow weight are split, and the more rows the larger t
 
 TEST_CASE("a weight of a tile for every SM, many rows, and A transposed are not split") {
   CHECK(gemm_plan(shape_of(16, 8192, 2048), NUM_SMS, H200).num_split_ctas == 1);
+  CHECK(gemm_plan(shape_of(128, 8192, 7168), NUM_SMS, H200).num_split_ctas == 1);
   CHECK(gemm_plan(shape_of(4096, 4096, 4096), NUM_SMS, H200).num_split_ctas == 1);
   CHECK(gemm_plan(shape_of(1024, 2560, 8192), NUM_SMS, H200).num_split_ctas == 1);
   GemmShape transposed = shape_of(16, 2560, 8192);
