@@ -143,5 +143,6 @@ run $((120 * scale)) attention_test "${options[@]}"
 run $((300 * scale)) attention_network_test "${options[@]}"
 run $((300 * scale)) attention_packed_network_test "${options[@]}"
 run $((400 * scale)) operators_network_test "${options[@]}"
+run $((200 * scale)) operators_moe_network_test "${options[@]}"
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]
