@@ -145,8 +145,7 @@ bool is_in_one_piece(const Rank& rank, const Problem& problem) {
   mk_plan_t plan = MK_PLAN_INIT;
   require(mk_gemm_allreduce_plan(rank.alone, &args, &plan), "mk_gemm_allreduce_plan", rank.alone);
   const int64_t tile_rows = (problem.m + plan.tile_m - 1) / plan.tile_m;
-  const int64_t tiles = (tile_rows + 1) / 2 * 2 * ((problem.n + plan.tile_n - 1) / plan.tile_n);
-  return plan.compute_ctas <= tiles;
+  return plan.compute_ctas <= tile_rows * ((problem.n + plan.tile_n - 1) / plan.tile_n);
 }
 
 // With `spread` inputs every product is exact in fp32 in any order, and the sum over ranks is not: it tests the
