@@ -1,10 +1,25 @@
 // SPDX-License-Identifier: MIT
-// The shared memories of a cluster's other CTAs.
+// Clusters: who is in one, its barrier, and the shared memories of its other CTAs.
 #pragma once
 
 #include <cstdint>
 
 namespace mk::ptx {
+
+// PTX ISA 10: special registers
+__device__ __forceinline__ uint32_t cluster_ctarank() {
+  uint32_t value;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(value));
+  return value;
+}
+
+// PTX ISA 9.7.13.3: barrier.cluster
+__device__ __forceinline__ void barrier_cluster_arrive_release() {
+  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+}
+__device__ __forceinline__ void barrier_cluster_wait_acquire() {
+  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+}
 
 // PTX ISA 9.7.9.24: mapa. Where CTA `cta_rank` of the cluster has what this CTA has at `smem_address`.
 __device__ __forceinline__ uint32_t mapa_shared_cluster(uint32_t smem_address, uint32_t cta_rank) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Register budgets, named and cluster barriers, matrix stores, special registers.
+// Register budgets, named barriers, matrix stores, special registers.
 #pragma once
 
 #include <cstdint>
@@ -26,14 +26,6 @@ __device__ __forceinline__ void barrier_sync(uint32_t barrier_idx, uint32_t num_
 // PTX ISA 9.7.13.1: barrier.arrive. `num_threads` counts those who arrive and those who wait.
 __device__ __forceinline__ void barrier_arrive(uint32_t barrier_idx, uint32_t num_threads) {
   asm volatile("barrier.arrive %0, %1;" ::"r"(barrier_idx), "r"(num_threads) : "memory");
-}
-
-// PTX ISA 9.7.13.3: barrier.cluster
-__device__ __forceinline__ void barrier_cluster_arrive_release() {
-  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
-}
-__device__ __forceinline__ void barrier_cluster_wait_acquire() {
-  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 }
 
 // PTX ISA 9.7.14.5.16: stmatrix. Lane i gives the address of row i % 8 of matrix i / 8.
@@ -67,11 +59,6 @@ __device__ __forceinline__ float ex2_approx(float x) {
 }
 
 // PTX ISA 10: special registers
-__device__ __forceinline__ uint32_t cluster_ctarank() {
-  uint32_t value;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(value));
-  return value;
-}
 __device__ __forceinline__ uint64_t globaltimer() {
   uint64_t value;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(value)::"memory");
