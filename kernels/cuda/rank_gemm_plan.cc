@@ -19,6 +19,7 @@ namespace {
 
 using allgather_gemm::WgradOrder;
 using gemm_reduce_scatter::Reduction;
+using gemm_reduce_scatter::TAGGED_COLUMNS;
 
 // Chunks of gathered rows are as high as the highest tile, so that they do not depend on a rank's own choice.
 constexpr int CHUNK_ROWS = 128;
@@ -50,8 +51,6 @@ constexpr double PACED_SHARE = 0.85;
 // each of an all-reduce's exchanges.
 constexpr double MAX_TAGGED_BYTES_OF_REDUCE_SCATTER = 1100000;
 constexpr double MAX_TAGGED_BYTES_OF_ALLREDUCE = 2200000;
-// Of what a warp sums at a time in the tiles that travel so.
-constexpr int TAGGED_COLUMNS = 64;
 
 bool may_take(const GemmCall& call, const GemmTile& tile) {
   return (call.tuning.tile_m <= 0 || call.tuning.tile_m == tile.block_m) &&

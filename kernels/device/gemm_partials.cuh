@@ -36,9 +36,9 @@ __device__ __forceinline__ void partials_store(const float (&accumulators)[NUM_A
   if (thread == 0) ptx::st_release_gpu(layout.flag(workspace, cta, block), 1);
 }
 
-// Adds the partial tiles of `num_peers` CTAs, from `first_cta` on, in that order. All flags
-// are polled at once and several partials are read at a time: one round trip to L2 each (about 1 us) was most
-// of the cost of cutting small products.
+// Adds the partial tiles of `num_peers` CTAs, from `first_cta` on, in that order. All flags are polled at once
+// and several partials are read at a time: one round trip to L2 each (about 1 us) was most of the cost of
+// cutting small products.
 template <int NUM_ACCUMULATORS>
 __device__ __forceinline__ void partials_add(float (&accumulators)[NUM_ACCUMULATORS],
                                              const PartialsLayout& layout, void* workspace, int first_cta,

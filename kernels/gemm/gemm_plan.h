@@ -49,8 +49,8 @@ constexpr int NUM_GEMM_SPLIT_TILES = sizeof(GEMM_SPLIT_TILES) / sizeof(GEMM_SPLI
 constexpr int MAX_SPLIT_CTAS = 4;
 constexpr int GEMM_BLOCK_K = 64;
 
-// How many clusters of so many CTAs, each with an SM to itself, run at a time: which SMs lie together differs
-// from chip to chip.
+// How many clusters of so many CTAs, each with an SM to itself, run at a time: which SMs lie together may
+// differ from chip to chip.
 struct GemmClusterLimits {
   int at_a_time[MAX_SPLIT_CTAS + 1] = {};
 };

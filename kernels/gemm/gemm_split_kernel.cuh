@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The product of few tiles: the CTAs of a cluster share a tile's inner dimension, leave what each has in its
-// the others' shared memory, and add it up in the order of k, each a part of the tile.
+// The product of few tiles: the CTAs of a cluster share a tile's inner dimension, leave what each has in one
+// another's shared memory, and add it up in the order of k, each a part of the tile.
 #pragma once
 
 #include "kernels/gemm/gemm_kernel.cuh"

@@ -126,11 +126,12 @@ __device__ __forceinline__ int partial_flag(const CudaParams& params, int source
   return params.first_flag + (params.is_direct ? number * (Config::BLOCK_M / 16) + slab : number);
 }
 
+// Of the other sources.
 template <class Config>
 __device__ __forceinline__ void wait_partials(const RankLaunch& launch, const CudaParams& params, int tile,
-                                              int slab, bool waits_for_own) {
+                                              int slab) {
   for (int source = threadIdx.x % 32; source < params.comm.nranks; source += 32) {
-    if (source == params.comm.rank && !waits_for_own) continue;
+    if (source == params.comm.rank) continue;
     launch.wait_flag(partial_flag<Config>(params, source, tile, slab), DeviceRole::reduce,
                      DeviceObject::partial, source, tile);
   }
@@ -211,7 +212,7 @@ __device__ __forceinline__ void finish_block(const RankLaunch& launch, const Cud
     store_slab(accumulators, params.comm_type, to + slab_offset<Config>(params, slab));
   }
   if (has_rows && is_own && (!params.is_direct || params.reduction == Reduction::one_shot)) {
-    wait_partials<Config>(launch, params, place.tile, slab, false);
+    wait_partials<Config>(launch, params, place.tile, slab);
     const Tracer tracer(params.comm.trace, TRACE_COMPUTE + threadIdx.x / 128);
     const uint64_t start = tracer.now();
     const bool two_shot = params.reduction == Reduction::two_shot;

@@ -11,6 +11,7 @@ namespace mk::gemm_reduce_scatter {
 // The tiles that their kernels exist for, in the order of their tables.
 constexpr GemmTile TAGGED_TILES[] = {{128, 128, true}, {64, 128, false}, {64, 64, false}};
 constexpr int NUM_TAGGED_TILES = sizeof(TAGGED_TILES) / sizeof(TAGGED_TILES[0]);
+constexpr int TAGGED_COLUMNS = 64;  // that a warp sums at a time
 
 struct TaggedParams : CudaParams {
   size_t packets;               // their memory, in every rank's: bank 0 before bank 1
