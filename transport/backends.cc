@@ -9,8 +9,8 @@ namespace mk {
 namespace {
 
 constexpr Backend kBackends[] = {
-    {"rc", rc::available, rc::create, true},
-    {"srd", srd::available, srd::create, true},
+    {"rc", rc::available, rc::create, true, rc::survey},
+    {"srd", srd::available, srd::create, true, srd::survey},
     {"loopback", loopback::available, loopback::create},
     {"ofi", ofi::available, ofi::create, true},
 };

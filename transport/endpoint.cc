@@ -357,6 +357,7 @@ Result<std::unique_ptr<Endpoint>> create_endpoint(std::span<const Backend> choic
                                                   EndpointOptions options, Deadline deadline) {
   const std::string name = options.backend;
   const std::string pci_bus_id = options.pci_bus_id;
+  const std::vector<std::string> nics = options.nics;
   const bool gpu_memory = options.gpu_memory;
   auto choices = exchange_choices(choice, name, exchange, deadline);
   if (!choices.ok()) return choices.status();
@@ -371,8 +372,8 @@ Result<std::unique_ptr<Endpoint>> create_endpoint(std::span<const Backend> choic
     std::string reason = missing(choice[i], i, choices.value(), topology.rank);
     if (reason.empty() && gpu_memory && !choice[i].reaches_gpu_memory) reason = "cannot reach a GPU's memory";
     if (reason.empty()) {
-      auto transport =
-          choice[i].create({endpoint->topology(), exchange, abort, endpoint->regions(), pci_bus_id}, deadline);
+      auto transport = choice[i].create(
+          {endpoint->topology(), exchange, abort, endpoint->regions(), pci_bus_id, nics}, deadline);
       if (transport.ok()) {
         MK_RETURN_IF_ERROR(endpoint->start(choice[i], transport.take()));
         return std::unique_ptr<Endpoint>(std::move(endpoint));

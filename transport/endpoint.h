@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "../lib/abort_token.h"
 #include "../lib/exchange.h"
@@ -27,6 +28,8 @@ struct EndpointOptions {
   uint32_t fifo_capacity = 4096;  // commands, a power of two
   IdleStrategy idle;
   std::string pci_bus_id;  // of this rank's GPU, such as 0000:3b:00.0, for choosing NICs near it; empty: none
+  // Ports to use instead of the library's choice, as the backend's survey names them; empty: its choice.
+  std::vector<std::string> nics;
   // Regions may be in a GPU's memory: backends that cannot write there are passed over.
   bool gpu_memory = false;
   // Called by the proxy when the network has placed bytes, before it publishes their signals: makes them

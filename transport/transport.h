@@ -97,10 +97,25 @@ class Transport {
 
 struct TransportContext {
   const Topology& topology;
-  Exchange& exchange;      // only during create
-  AbortToken& abort;       // outlives the transport
-  RegionTable& regions;    // this rank's regions; outlives the transport
-  std::string pci_bus_id;  // of this rank's GPU, for choosing NICs near it; empty: none
+  Exchange& exchange;             // only during create
+  AbortToken& abort;              // outlives the transport
+  RegionTable& regions;           // this rank's regions; outlives the transport
+  std::string pci_bus_id;         // of this rank's GPU, for choosing NICs near it; empty: none
+  std::vector<std::string> nics;  // EndpointOptions::nics
+};
+
+// A port of a NIC that a rank uses.
+struct NicPort {
+  std::string name;        // "mlx5_0:1"
+  std::string address;     // its GID
+  std::string kind;        // "RoCE v2"
+  uint32_t mtu_bytes = 0;  // 0: not known
+};
+
+// Link i between two ranks joins port i of the one and port i of the other, each modulo their number.
+struct NicSurvey {
+  std::vector<NicPort> used;
+  std::vector<std::string> unusable;  // a sentence each: "mlx5_1 port 1 is down"
 };
 
 struct Backend {
@@ -112,6 +127,8 @@ struct Backend {
   Result<std::unique_ptr<Transport>> (*create)(const TransportContext& context, Deadline deadline);
   // Regions may be in a GPU's memory.
   bool reaches_gpu_memory = false;
+  // The ports that this rank would use; nullptr: the backend does not choose NICs.
+  NicSurvey (*survey)(const Topology& topology, const std::string& pci_bus_id) = nullptr;
 };
 
 // The backends of this build, the preferred first.

@@ -146,6 +146,42 @@ TEST_CASE("only active ports are used, and a rank without one says why", "[verbs
   }
 }
 
+TEST_CASE("a rank says which ports it uses, and uses those that it is told to", "[verbs]") {
+  for (const Kind& kind : kKinds) {
+    INFO(kind.backend << " on " << kind.softnic);
+    // Whoever uses port 0 fails.
+    const FaultCase three(kind, "MK_SOFTNIC_NICS=3 MK_SOFTNIC_DOWN=1 MK_SOFTNIC_BLOCKED=0-0,0-2");
+    CHECK(run_ranks(RankKind::threads, three.get(), kTwoNodes, [&](Rank& rank) -> std::string {
+            const auto survey = std::string(kind.backend) == "rc" ? rc::survey : srd::survey;
+            const NicSurvey ports = survey(rank.topology, "");
+            MK_EXPECT(ports.used.size() == 2);
+            MK_EXPECT(ports.used[0].name == "softnic0:1" && ports.used[1].name == "softnic2:1");
+            MK_EXPECT(!ports.used[0].address.empty() && ports.used[0].address != ports.used[1].address);
+            MK_EXPECT(ports.unusable == std::vector<std::string>{"softnic1 port 1 is down"});
+            EndpointOptions options;
+            options.nics = {"softnic2:1"};
+            MK_EXPECT_OK(rank.connect(std::move(options)));
+            MK_EXPECT_OK(rank.add_region(rank.make_memory(1 << 20)).status());
+            for (uint32_t n = 0; n < 8; ++n)
+              MK_EXPECT(rank.post(
+                  make_put(1 - rank.rank, region_address(0, 0), region_address(0, 1 << 19), 1 << 19, n)));
+            for (uint32_t n = 0; n < 8; ++n)
+              MK_EXPECT(rank.wait([&] { return rank.endpoint->signal(n) == 1; }));
+            MK_EXPECT(rank.wait_complete());
+            MK_EXPECT(rank.barrier());
+            return rank.failure();
+          }) == "");
+    CHECK(run_ranks(RankKind::threads, three.get(), kTwoNodes, [&](Rank& rank) -> std::string {
+            EndpointOptions options;
+            options.nics = {"softnic1:1"};
+            const Status status = rank.connect(std::move(options));
+            MK_EXPECT(status.code() == MK_ERROR_UNSUPPORTED);
+            MK_EXPECT(status.sentence().find("softnic1:1 is not usable") != std::string::npos);
+            return "";
+          }) == "");
+  }
+}
+
 TEST_CASE("a blocked path and a wrong GID end in words", "[verbs]") {
   for (const Kind& kind : {kKinds[1], kKinds[2]}) {
     INFO(kind.backend << " on " << kind.softnic);

@@ -213,12 +213,17 @@ Result<std::unique_ptr<Transport>> create(const TransportContext& context, Deadl
     ready = library.status();
   } else {
     transport->use(settings.value());
-    auto mine = Nic::open_mine(*library.value(), verbs::NicKind::rc, context.topology, context.pci_bus_id);
+    auto mine = Nic::open_mine(*library.value(), verbs::NicKind::rc, context.topology, context.pci_bus_id,
+                               context.nics);
     ready = mine.status();
     if (mine.ok()) nics = mine.take();
   }
   MK_RETURN_IF_ERROR(transport->connect(context.exchange, std::move(nics), ready, deadline));
   return std::unique_ptr<Transport>(std::move(transport));
+}
+
+NicSurvey survey(const Topology& topology, const std::string& pci_bus_id) {
+  return verbs::survey_nics(verbs::NicKind::rc, topology, pci_bus_id);
 }
 
 }  // namespace mk::rc

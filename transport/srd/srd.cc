@@ -203,12 +203,17 @@ Result<std::unique_ptr<Transport>> create(const TransportContext& context, Deadl
     ready = Status(MK_ERROR_UNSUPPORTED, "libefa: " + library.value()->efa_missing);
   }
   if (ready.ok()) {
-    auto mine = Nic::open_mine(*library.value(), verbs::NicKind::efa, context.topology, context.pci_bus_id);
+    auto mine = Nic::open_mine(*library.value(), verbs::NicKind::efa, context.topology, context.pci_bus_id,
+                               context.nics);
     ready = mine.status();
     if (mine.ok()) nics = mine.take();
   }
   MK_RETURN_IF_ERROR(transport->connect(context.exchange, std::move(nics), ready, deadline));
   return std::unique_ptr<Transport>(std::move(transport));
+}
+
+NicSurvey survey(const Topology& topology, const std::string& pci_bus_id) {
+  return verbs::survey_nics(verbs::NicKind::efa, topology, pci_bus_id);
 }
 
 }  // namespace mk::srd

@@ -8,5 +8,6 @@ namespace mk::srd {
 
 Status available();
 Result<std::unique_ptr<Transport>> create(const TransportContext& context, Deadline deadline);
+NicSurvey survey(const Topology& topology, const std::string& pci_bus_id);
 
 }  // namespace mk::srd

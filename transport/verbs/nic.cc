@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <climits>
 #include <cstdlib>
@@ -11,6 +12,7 @@
 
 #include "../../lib/env.h"
 #include "../../lib/log.h"
+#include "../transport.h"
 #include "put_pieces.h"
 
 namespace mk::verbs {
@@ -146,9 +148,15 @@ Status Nic::choose_address() {
 }
 
 void Nic::open_device(const Library& library, NicKind kind, ibv_device* device, const DeviceFilter& filter,
-                      std::vector<std::unique_ptr<Nic>>* nics, std::string* reasons) {
+                      Found* found) {
   const std::string name = library.get_device_name(device);
-  const auto skip = [&](const std::string& why) { *reasons += (reasons->empty() ? "" : "; ") + why; };
+  const auto skip = [&](const std::string& why) {
+    found->reasons += (found->reasons.empty() ? "" : "; ") + why;
+  };
+  const auto refuse = [&](const std::string& why) {
+    skip(why);
+    found->unusable.push_back(why);
+  };
   ibv_device_attr attributes{};
   for (uint8_t port = 1; port == 1 || port <= attributes.phys_port_cnt; ++port) {
     std::unique_ptr<Nic> nic(new Nic(library, kind));
@@ -174,19 +182,20 @@ void Nic::open_device(const Library& library, NicKind kind, ibv_device* device, 
       continue;
     }
     if (nic->port_attributes.state != IBV_PORT_ACTIVE) {
-      skip(nic->text() + " is " + port_state(nic->port_attributes.state));
+      refuse(nic->text() + " is " + port_state(nic->port_attributes.state));
       continue;
     }
     if (const Status status = nic->choose_address(); !status.ok()) {
-      skip(status.sentence());
+      refuse(status.sentence());
       continue;
     }
     set_nonblocking(nic->context->async_fd);
-    nics->push_back(std::move(nic));
+    found->nics.push_back(std::move(nic));
   }
 }
 
-Result<std::vector<std::unique_ptr<Nic>>> Nic::open_all(const Library& library, NicKind kind) {
+Result<std::vector<std::unique_ptr<Nic>>> Nic::open_all(const Library& library, NicKind kind,
+                                                        std::vector<std::string>* unusable) {
   auto filter = DeviceFilter::parse(env::text("MK_IB_HCA"));
   if (!filter.ok()) return filter.status();
   int count = 0;
@@ -195,30 +204,54 @@ Result<std::vector<std::unique_ptr<Nic>>> Nic::open_all(const Library& library, 
     if (devices != nullptr) library.free_device_list(devices);
     return Status(MK_ERROR_UNSUPPORTED, format("%s finds no RDMA device", library.name.c_str()));
   }
-  std::vector<std::unique_ptr<Nic>> nics;
-  std::string reasons;
-  for (int i = 0; i < count; ++i) {
-    open_device(library, kind, devices[i], filter.value(), &nics, &reasons);
-  }
+  Found found;
+  for (int i = 0; i < count; ++i) open_device(library, kind, devices[i], filter.value(), &found);
   library.free_device_list(devices);
-  if (nics.empty()) return Status(MK_ERROR_UNSUPPORTED, "no usable RDMA port: " + reasons);
-  return nics;
+  if (unusable != nullptr) *unusable = std::move(found.unusable);
+  if (found.nics.empty()) return Status(MK_ERROR_UNSUPPORTED, "no usable RDMA port: " + found.reasons);
+  return std::move(found.nics);
 }
 
 Result<std::vector<std::unique_ptr<Nic>>> Nic::open_mine(const Library& library, NicKind kind,
                                                          const Topology& topology,
-                                                         const std::string& pci_bus_id) {
-  auto all = open_all(library, kind);
+                                                         const std::string& pci_bus_id,
+                                                         std::span<const std::string> wanted,
+                                                         std::vector<std::string>* unusable) {
+  auto all = open_all(library, kind, unusable);
   if (!all.ok()) return all.status();
-  const auto distances = distances_to(pci_bus_id, all.value());
+  std::vector<size_t> chosen;
+  if (wanted.empty()) {
+    chosen = choose_ports(all->size(), distances_to(pci_bus_id, all.value()), topology.local_rank(),
+                          topology.local_nranks(), kMaxLinks);
+  }
+  for (const std::string& name : wanted) {
+    const auto found =
+        std::find_if(all->begin(), all->end(), [&](const auto& nic) { return nic->name() == name; });
+    if (found == all->end()) return Status(MK_ERROR_UNSUPPORTED, name + " is not usable, or not there");
+    chosen.push_back(static_cast<size_t>(found - all->begin()));
+  }
   std::vector<std::unique_ptr<Nic>> mine;
-  for (const size_t index :
-       choose_ports(all->size(), distances, topology.local_rank(), topology.local_nranks(), kMaxLinks)) {
+  for (const size_t index : chosen) {
     mine.push_back(std::move(all.value()[index]));
     log(MK_LOG_INFO, "rank %d uses %s, %s, GID %d (%s)", topology.rank, mine.back()->text().c_str(),
         name_of(mine.back()->gid.kind), mine.back()->gid.index, text_of(mine.back()->gid.gid).c_str());
   }
   return mine;
+}
+
+NicSurvey survey_nics(NicKind kind, const Topology& topology, const std::string& pci_bus_id) {
+  NicSurvey survey;
+  const auto library = load_library();
+  if (!library.ok()) return survey;
+  auto mine = Nic::open_mine(*library.value(), kind, topology, pci_bus_id, {}, &survey.unusable);
+  if (!mine.ok()) return survey;
+  for (const auto& nic : mine.value()) {
+    const int mtu = nic->port_attributes.active_mtu;
+    const bool known = kind == NicKind::rc && mtu >= IBV_MTU_256 && mtu <= IBV_MTU_4096;
+    survey.used.push_back(
+        {nic->name(), text_of(nic->gid.gid), name_of(nic->gid.kind), known ? 128u << mtu : 0});
+  }
+  return survey;
 }
 
 Status Nic::create_queues(uint32_t depth) {

@@ -4,12 +4,17 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "../../lib/topology.h"
 #include "port_choice.h"
 #include "verbs_library.h"
+
+namespace mk {
+struct NicSurvey;
+}
 
 namespace mk::verbs {
 
@@ -26,11 +31,16 @@ class Nic {
 
   // The ports of this machine that `kind` can use: ACTIVE, accepted by MK_IB_HCA. MK_ERROR_UNSUPPORTED when
   // there is none; the sentence lists what was seen and why it does not do.
-  static Result<std::vector<std::unique_ptr<Nic>>> open_all(const Library& library, NicKind kind);
-  // Those that this rank uses, one or more. `pci_bus_id` is its GPU's, or empty.
+  // `unusable`, where given, gets a sentence for each port that would do but for its state or its address.
+  static Result<std::vector<std::unique_ptr<Nic>>> open_all(const Library& library, NicKind kind,
+                                                            std::vector<std::string>* unusable = nullptr);
+  // Those that this rank uses, one or more: those called `wanted`, in that order, or its own choice.
+  // `pci_bus_id` is its GPU's, or empty.
   static Result<std::vector<std::unique_ptr<Nic>>> open_mine(const Library& library, NicKind kind,
                                                              const Topology& topology,
-                                                             const std::string& pci_bus_id);
+                                                             const std::string& pci_bus_id,
+                                                             std::span<const std::string> wanted = {},
+                                                             std::vector<std::string>* unusable = nullptr);
 
   // Protection domain, channel and a completion queue of `depth` entries.
   Status create_queues(uint32_t depth);
@@ -42,6 +52,8 @@ class Nic {
 
   // "mlx5_0 port 1"
   std::string text() const { return device + " port " + std::to_string(port); }
+  // "mlx5_0:1", as MK_IB_HCA has it
+  std::string name() const { return device + ":" + std::to_string(port); }
   uint64_t most_bytes() const;  // of one RDMA write
 
   const Library& library;
@@ -59,8 +71,13 @@ class Nic {
 
  private:
   Nic(const Library& table, NicKind nic_kind) : library(table), kind(nic_kind) {}
+  struct Found {
+    std::vector<std::unique_ptr<Nic>> nics;
+    std::string reasons;  // why others are not among them
+    std::vector<std::string> unusable;
+  };
   static void open_device(const Library& library, NicKind kind, ibv_device* device, const DeviceFilter& filter,
-                          std::vector<std::unique_ptr<Nic>>* nics, std::string* reasons);
+                          Found* found);
   Status choose_address();
   std::vector<GidEntry> gids() const;
 
@@ -68,5 +85,8 @@ class Nic {
   bool armed_ = false;
   unsigned unacknowledged_ = 0;
 };
+
+// What a backend's row says of its NICs.
+NicSurvey survey_nics(NicKind kind, const Topology& topology, const std::string& pci_bus_id);
 
 }  // namespace mk::verbs

@@ -18,12 +18,14 @@ namespace rc {
 
 Status available() { return absent(); }
 Result<std::unique_ptr<Transport>> create(const TransportContext&, Deadline) { return absent(); }
+NicSurvey survey(const Topology&, const std::string&) { return {}; }
 
 }  // namespace rc
 namespace srd {
 
 Status available() { return absent(); }
 Result<std::unique_ptr<Transport>> create(const TransportContext&, Deadline) { return absent(); }
+NicSurvey survey(const Topology&, const std::string&) { return {}; }
 
 }  // namespace srd
 
