@@ -17,6 +17,7 @@ namespace cuda {
 Result<const Driver*> load() { return absent(); }
 Result<int> device_count() { return absent(); }
 std::string describe_device(int device) { return format("CUDA device %d", device); }
+std::string pci_bus_id(int) { return ""; }
 
 }  // namespace cuda
 

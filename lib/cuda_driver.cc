@@ -3,6 +3,9 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
+#include <cctype>
+
 #include "cuda_driver_table.h"
 
 namespace mk::cuda {
@@ -75,6 +78,18 @@ std::string describe_device(int device) {
     return format("CUDA device %d", device);
   }
   return format("CUDA device %d (%s, %s)", device, name, bus_id);
+}
+
+std::string pci_bus_id(int device) {
+  Result<const Driver*> driver = load();
+  char bus_id[32] = "";
+  if (!driver.ok() || driver.value()->cuDeviceGetPCIBusId(bus_id, sizeof bus_id, device) != CUDA_SUCCESS)
+    return "";
+  std::string name = bus_id;
+  // The driver writes capitals, sysfs does not.
+  std::transform(name.begin(), name.end(), name.begin(),
+                 [](unsigned char letter) { return static_cast<char>(std::tolower(letter)); });
+  return name;
 }
 
 Status error(const Driver& driver, CUresult result, const std::string& what) {

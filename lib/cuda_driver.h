@@ -22,4 +22,7 @@ Result<int> device_count();
 // know it.
 std::string describe_device(int device);
 
+// As sysfs spells it: "0000:3b:00.0"; "" when the driver does not know the device.
+std::string pci_bus_id(int device);
+
 }  // namespace mk::cuda
