@@ -5,14 +5,17 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstring>
+#include <optional>
 #include <sstream>
 
 #include "lib/bootstrap.h"
+#include "lib/cuda_driver.h"
 #include "lib/env.h"
 #include "lib/network_interface.h"
-#include "link_meter.h"
+#include "lib/wire.h"
+#include "link_table.h"
 #include "network_ports.h"
+#include "pair_check.h"
 #include "transport/transport.h"
 #include "transport/verbs/gpu_check.h"
 
@@ -23,8 +26,10 @@ using mk::format;
 
 constexpr std::chrono::seconds kConnectLimit{60};
 constexpr size_t kMostText = 1 << 16;
-// Beyond noise: a third of the others' bandwidth, five times their latency.
-constexpr double kSlow = 1.0 / 3, kFar = 5;
+constexpr size_t kMostName = 128;
+constexpr const char* kPortCure =
+    "it is left out; check its cable and the switch's port, and bring its interface up (ibv_devinfo, rdma "
+    "link)";
 
 std::string host_name() {
   char name[256] = "?";
@@ -77,42 +82,87 @@ mk::Result<std::vector<std::string>> gather_texts(mk::Exchange& exchange, const 
   return texts;
 }
 
-// Pair by pair, so that no link has to share anything with another.
-mk::Status measure_links(LinkMeter& meter, const mk::Topology& topology, mk::Exchange& exchange,
-                         std::vector<MeasuredLink>& mine) {
-  for (int from = 0; from < topology.nranks; ++from) {
-    for (int to = 0; to < topology.nranks; ++to) {
-      if (topology.same_node(from, to)) continue;
-      if (topology.rank == from) {
-        auto figures = meter.measure(to);
-        if (!figures.ok()) return figures.status();
-        mine.push_back({from, to, figures->latency_us, figures->gigabytes});
-      } else if (topology.rank == to) {
-        MK_RETURN_IF_ERROR(meter.answer(from));
-      }
-      auto done = exchange.all_gather({}, mk::Deadline::after(kConnectLimit), "measuring a link");
-      if (!done.ok()) return done.status();
-    }
+// With which backend pairs are measured, and why the library would not connect all ranks with it.
+struct Choice {
+  const mk::Backend* backend = nullptr;
+  mk::Status failure;
+};
+
+const mk::Backend* backend_called(const std::string& name) {
+  for (const mk::Backend& backend : mk::backends()) {
+    if (name == backend.name) return &backend;
   }
-  return {};
+  return nullptr;
 }
 
-std::string table(const std::vector<MeasuredLink>& links) {
-  std::string text = "from   to   latency [us]   bandwidth [GB/s]\n";
-  for (const MeasuredLink& link : links) {
-    text += format("%4d %4d %14.1f %18.2f\n", link.from, link.to, link.latency_us, link.gigabytes);
+// Asks the library, as a communicator would; where it cannot connect all ranks, what MK_TRANSPORT names is
+// tried pair by pair.
+mk::Result<Choice> choose_backend(const mk::Topology& topology, mk::Exchange& exchange,
+                                  const std::string& pci_bus_id) {
+  const mk::Deadline deadline = mk::Deadline::after(kConnectLimit);
+  mk::AbortToken token;
+  mk::EndpointOptions options;
+  options.pci_bus_id = pci_bus_id;
+  auto endpoint = mk::Endpoint::create(topology, exchange, token, std::move(options), deadline);
+  // The same answer on every rank; and nobody goes while another still connects.
+  const std::string mine = endpoint.ok() ? endpoint.value()->backend() : "";
+  auto names = gather_texts(exchange, mine, deadline, "choosing a transport");
+  auto failures = gather_texts(exchange, endpoint.status().sentence(), deadline, "choosing a transport");
+  if (!names.ok()) return names.status();
+  if (!failures.ok()) return failures.status();
+  Choice choice;
+  for (size_t rank = 0; rank < failures->size() && choice.failure.ok(); ++rank) {
+    const std::string& failure = failures.value()[rank];
+    if (!failure.empty())
+      choice.failure = mk::Status(MK_ERROR_NETWORK, format("rank %zu: %s", rank, failure.c_str()));
   }
-  return text;
+  choice.backend = backend_called(choice.failure.ok() ? names->front() : mk::env::text("MK_TRANSPORT"));
+  if (choice.backend == nullptr || endpoint.status().code() == MK_ERROR_MISMATCH) return choice.failure;
+  return choice;
 }
 
-double median_of(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<ptrdiff_t>(values.size() / 2), values.end());
-  return values[values.size() / 2];
+mk::Bytes bytes_of(const std::vector<mk::NicPort>& ports) {
+  mk::WireWriter writer;
+  for (const mk::NicPort& port : ports) {
+    writer.text(port.name, kMostName).text(port.address, kMostName).text(port.kind, kMostName);
+    writer.integer(port.mtu_bytes);
+  }
+  return writer.take();
+}
+
+std::vector<mk::NicPort> ports_of(const mk::Bytes& bytes) {
+  std::vector<mk::NicPort> ports;
+  mk::WireReader reader(bytes);
+  while (!reader.complete() && !reader.broken()) {
+    mk::NicPort port;
+    port.name = reader.text(kMostName);
+    port.address = reader.text(kMostName);
+    port.kind = reader.text(kMostName);
+    port.mtu_bytes = reader.integer<uint32_t>();
+    if (!reader.broken()) ports.push_back(std::move(port));
+  }
+  return ports;
+}
+
+std::string describe_nic(int rank, const mk::NicPort& port) {
+  std::string text =
+      format("rank %d uses %s, %s, GID %s", rank, port.name.c_str(), port.kind.c_str(), port.address.c_str());
+  if (port.mtu_bytes > 0) text += format(", MTU %u", port.mtu_bytes);
+  return text + "\n";
+}
+
+// A sentence about a port that list_network_ports sees, and speaks of, too.
+bool is_listed(const std::string& sentence) {
+  for (const NetworkPort& port : list_network_ports()) {
+    if (sentence.starts_with(port.name + " ")) return true;
+  }
+  return false;
 }
 
 class Check {
  public:
-  Check(const mk_unique_id_t& id, int nranks, int rank) : id_(id), nranks_(nranks), rank_(rank) {}
+  Check(const mk_unique_id_t& id, int nranks, int rank, std::string pci_bus_id)
+      : id_(id), nranks_(nranks), rank_(rank), pci_bus_id_(std::move(pci_bus_id)) {}
 
   mk::Status run(const std::vector<int32_t>& node_of_rank, NetworkCheck& check) {
     mk::BootstrapOptions options;
@@ -137,77 +187,106 @@ class Check {
   static mk::Deadline deadline() { return mk::Deadline::after(kConnectLimit); }
 
   mk::Status describe(NetworkCheck& check) {
-    std::string own_problems;
-    auto texts = gather_texts(*bootstrap_, describe_rank(rank_, own_problems), deadline(), "descriptions");
+    std::string problems;
+    MK_RETURN_IF_ERROR(gather_text(describe_rank(rank_, problems), "descriptions", check.text));
+    return gather_text(problems, "problems", check.problems);
+  }
+
+  // What every rank uses of its NICs; ports that are of no use are problems.
+  mk::Status survey(const mk::Backend& backend, const mk::Topology& topology, NetworkCheck& check) {
+    mk::NicSurvey mine;
+    if (backend.survey != nullptr) mine = backend.survey(topology, pci_bus_id_);
+    std::string lines, problems;
+    for (const mk::NicPort& port : mine.used) lines += describe_nic(rank_, port);
+    for (const std::string& why : mine.unusable) {
+      lines += format("rank %d does not use: %s\n", rank_, why.c_str());
+      if (!is_listed(why)) problems += format("rank %d: %s: %s\n", rank_, why.c_str(), kPortCure);
+    }
+    MK_RETURN_IF_ERROR(gather_text(lines, "NICs", check.text));
+    MK_RETURN_IF_ERROR(gather_text(problems, "problems of NICs", check.problems));
+    auto blocks = bootstrap_->all_gather(bytes_of(mine.used), deadline(), "NICs that are used");
+    if (!blocks.ok()) return blocks.status();
+    for (const mk::Bytes& block : blocks.value()) nics_.push_back(ports_of(block));
+    return {};
+  }
+
+  // The library takes the first transport that connects all ranks; one that it passes over though all have NICs
+  // for it does not connect them.
+  mk::Status note_passed_over(const mk::Backend& used, const mk::Topology& topology, NetworkCheck& check) {
+    for (const mk::Backend& backend : mk::backends()) {
+      if (&backend == &used || !mk::env::text("MK_TRANSPORT").empty()) break;
+      if (backend.survey == nullptr) continue;
+      const auto count = static_cast<std::byte>(backend.survey(topology, pci_bus_id_).used.size());
+      auto counts = bootstrap_->all_gather(std::span(&count, 1), deadline(), "NICs of other transports");
+      if (!counts.ok()) return counts.status();
+      const bool everywhere = std::none_of(counts->begin(), counts->end(), [](const mk::Bytes& block) {
+        return block.empty() || block[0] == std::byte{0};
+      });
+      if (!everywhere) continue;
+      check.problems += format(
+          "every rank has NICs for transport %s, but they do not all connect, and %s is used instead; "
+          "MK_TRANSPORT=%s in front of this check says which and why\n",
+          backend.name, used.name, backend.name);
+    }
+    return {};
+  }
+
+  mk::Status gather_text(const std::string& mine, const char* what, std::string& all) {
+    auto texts = gather_texts(*bootstrap_, mine, deadline(), what);
     if (!texts.ok()) return texts.status();
-    auto problems = gather_texts(*bootstrap_, own_problems, deadline(), "problems");
-    if (!problems.ok()) return problems.status();
-    for (const std::string& text : texts.value()) check.text += text;
-    for (const std::string& text : problems.value()) check.problems += text;
+    for (const std::string& text : texts.value()) all += text;
     return {};
   }
 
   mk::Status measure(const mk::Topology& topology, NetworkCheck& check) {
-    auto made = LinkMeter::create(topology, *bootstrap_, abort_, deadline());
-    if (!made.ok()) return made.status();
-    meter_ = made.take();
-    check.text += format("transport used: %s\n", meter_->backend());
-    std::vector<MeasuredLink> mine;
-    MK_RETURN_IF_ERROR(measure_links(*meter_, topology, *bootstrap_, mine));
-    auto blocks = bootstrap_->all_gather(std::as_bytes(std::span(mine)), deadline(), "figures of links");
-    if (!blocks.ok()) return blocks.status();
-    std::vector<MeasuredLink> links;
-    for (const mk::Bytes& block : blocks.value()) {
-      const size_t before = links.size();
-      links.resize(before + block.size() / sizeof(MeasuredLink));
-      std::memcpy(links.data() + before, block.data(), (links.size() - before) * sizeof(MeasuredLink));
+    auto choice = choose_backend(topology, *bootstrap_, pci_bus_id_);
+    if (!choice.ok()) return choice.status();
+    check.text += format("transport used: %s\n", choice->backend->name);
+    if (!choice->failure.ok()) {
+      check.problems +=
+          format("the ranks cannot be connected all together: %s\n", choice->failure.sentence().c_str());
     }
-    check.text += table(links);
-    check.problems += judge_links(links);
+    MK_RETURN_IF_ERROR(note_passed_over(*choice->backend, topology, check));
+    MK_RETURN_IF_ERROR(survey(*choice->backend, topology, check));
+    const bool nothing =
+        choice->backend->survey != nullptr &&
+        std::all_of(nics_.begin(), nics_.end(), [](const auto& ports) { return ports.empty(); });
+    if (!choice->failure.ok() && nothing) return choice->failure;
+    pairs_.emplace(*bootstrap_, *choice->backend, nics_);
+    abort_.on_raise([this] { pairs_->abort(abort_.reason()); });
+    PairFindings findings;
+    // Pair by pair, so that no link has to share anything with another.
+    for (int low = 0; low < topology.nranks; ++low) {
+      for (int high = low + 1; high < topology.nranks; ++high) {
+        if (!topology.same_node(low, high)) MK_RETURN_IF_ERROR(pairs_->run(low, high, findings));
+      }
+    }
+    std::stable_sort(findings.links.begin(), findings.links.end(), [](const auto& a, const auto& b) {
+      return std::pair(a.from, a.to) < std::pair(b.from, b.to);
+    });
+    check.text += table_of(findings.links);
+    check.problems += findings.problems + judge_links(findings.links);
     return {};
   }
 
   const mk_unique_id_t id_;
   const int nranks_;
   const int rank_;
+  const std::string pci_bus_id_;  // of its GPU, or empty
   mk::AbortToken abort_;
-  // The bootstrap's thread may raise the token, and so call the meter, until it ends.
-  std::unique_ptr<LinkMeter> meter_;
+  std::vector<std::vector<mk::NicPort>> nics_;  // by rank
+  // The bootstrap's thread may raise the token, and so end what is being measured, until it ends itself.
+  std::optional<PairCheck> pairs_;
   std::unique_ptr<mk::Bootstrap> bootstrap_;
 };
 
 }  // namespace
 
-std::string judge_links(const std::vector<MeasuredLink>& links) {
-  if (links.empty()) return "";
-  std::vector<double> latencies, bandwidths;
-  for (const MeasuredLink& link : links) {
-    latencies.push_back(link.latency_us);
-    bandwidths.push_back(link.gigabytes);
-  }
-  const double latency = median_of(latencies), bandwidth = median_of(bandwidths);
-  std::string problems;
-  for (const MeasuredLink& link : links) {
-    if (link.gigabytes < kSlow * bandwidth) {
-      problems += format(
-          "rank %d to rank %d: %.2f GB/s where most links have %.2f: a slower cable or port, a "
-          "detour, or someone else's traffic; compare the ports above\n",
-          link.from, link.to, link.gigabytes, bandwidth);
-    }
-    if (link.latency_us > kFar * latency) {
-      problems += format(
-          "rank %d to rank %d: %.1f us where most links have %.1f: more hops, or an interface that "
-          "is not meant for this (MK_SOCKET_IFNAME, MK_IB_HCA)\n",
-          link.from, link.to, link.latency_us, latency);
-    }
-  }
-  return problems;
-}
-
 NetworkCheck check_network(const mk_unique_id_t& id, int nranks, int rank,
-                           const std::vector<int32_t>& node_of_rank) {
+                           const std::vector<int32_t>& node_of_rank, int cuda_device) {
   NetworkCheck check;
-  const mk::Status status = Check(id, nranks, rank).run(node_of_rank, check);
+  const std::string pci_bus_id = cuda_device < 0 ? "" : mk::cuda::pci_bus_id(cuda_device);
+  const mk::Status status = Check(id, nranks, rank, pci_bus_id).run(node_of_rank, check);
   if (!status.ok()) check.failure = format("rank %d: %s\n", rank, status.sentence().c_str());
   return check;
 }

@@ -18,17 +18,8 @@ struct NetworkCheck {
 };
 
 // Collective, in a job of its own with that id. `node_of_rank` emulates nodes; empty: the machines are.
+// `cuda_device`: the rank's GPU, whose nearest NICs it uses; -1: none.
 NetworkCheck check_network(const mk_unique_id_t& id, int nranks, int rank,
-                           const std::vector<int32_t>& node_of_rank);
-
-// Links from rank to rank, as measured.
-struct MeasuredLink {
-  int32_t from;
-  int32_t to;
-  double latency_us;
-  double gigabytes;
-};
-// What stands out among them, a sentence a line.
-std::string judge_links(const std::vector<MeasuredLink>& links);
+                           const std::vector<int32_t>& node_of_rank, int cuda_device);
 
 }  // namespace perf

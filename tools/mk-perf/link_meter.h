@@ -3,12 +3,13 @@
 #pragma once
 
 #include <condition_variable>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
-#include "transport/endpoint.h"
+#include "transport/transport.h"
 
 namespace perf {
 
@@ -17,26 +18,36 @@ struct LinkFigures {
   double gigabytes = 0;   // a second, of the best of several bursts of puts of 1 MiB
 };
 
+// One of two ranks that are called 0 and 1, on two nodes.
 class LinkMeter {
  public:
-  // Collective.
-  static mk::Result<std::unique_ptr<LinkMeter>> create(const mk::Topology& topology, mk::Exchange& exchange,
-                                                       mk::AbortToken& abort, mk::Deadline deadline);
+  // Of one direction, set-up included, and of a wait in which nothing comes.
+  static constexpr std::chrono::seconds kMostTime{30}, kPatience{10};
+
+  // Collective between the two. `nics`: EndpointOptions. `peer_gave_up` is asked now and then while nothing
+  // comes.
+  static mk::Result<std::unique_ptr<LinkMeter>> create(const mk::Backend& backend, mk::Exchange& exchange,
+                                                       std::vector<std::string> nics,
+                                                       std::function<bool()> peer_gave_up);
   ~LinkMeter();
 
-  const char* backend() const { return endpoint_->backend(); }
-  // One of the pair measures while the other answers.
-  mk::Result<LinkFigures> measure(int peer);
-  mk::Status answer(int peer);
+  // One of the two measures while the other answers.
+  mk::Result<LinkFigures> measure();
+  mk::Status answer();
+  // Ends all waits, and the link without a farewell. Any thread.
+  void abort(mk::Status reason) { abort_.raise(std::move(reason)); }
 
  private:
-  explicit LinkMeter(mk::AbortToken& abort);
-  mk::Status put(int peer, uint32_t bytes, uint32_t signal);
-  mk::Status await(int peer, uint32_t signal, uint64_t more);
+  LinkMeter(int rank, std::function<bool()> peer_gave_up);
+  mk::Status put(uint32_t bytes, uint32_t signal);
+  mk::Status await(uint32_t signal, uint64_t more);
   template <class CONDITION>
-  mk::Status wait(int peer, const CONDITION& condition);
+  mk::Status wait(const CONDITION& condition);
 
-  mk::AbortToken& abort_;
+  const int peer_;
+  const std::function<bool()> peer_gave_up_;
+  mk::AbortToken abort_;
+  mk::Deadline deadline_;  // of the direction that is being measured
   std::vector<std::byte> memory_;
   uint32_t region_ = 0;
   std::vector<uint64_t> seen_;  // of each signal

@@ -114,7 +114,8 @@ int run_network_check(const Options& options, const RankStart& start, std::strin
   std::vector<int32_t> nodes = node_of_rank(options, start.nranks);
   // Ranks of one machine have no network between them.
   for (int rank = 0; start.shared && !options.nodes && rank < start.nranks; ++rank) nodes.push_back(rank);
-  const NetworkCheck check = check_network(id, start.nranks, start.rank, nodes);
+  const int cuda_device = options.device == MK_DEVICE_HOST ? -1 : start.local_rank;
+  const NetworkCheck check = check_network(id, start.nranks, start.rank, nodes, cuda_device);
   if (!start.shared && start.rank == 0 && !options.id_path.empty()) unlink(options.id_path.c_str());
   const int code = check.problems.empty() && check.failure.empty() ? kExitSuccess : kExitFailure;
   problems = check.failure;
