@@ -368,6 +368,18 @@ TEST_CASE("GIDs of different kinds are named, also where another transport takes
   CHECK(contains(other.out, "every rank has NICs for transport rc, but they do not all connect"));
 }
 
+TEST_CASE("where the ranks cannot be connected all together, pairs are measured without MK_TRANSPORT, too") {
+  const Softnic softnic(program::Variables{{"MK_SOFTNIC_NICS", "1"}});
+  if (!softnic.there()) return;
+  const auto seen = softnic.check_launched({{}, {}, {{"MK_IB_TIMEOUT", "99"}}});
+  INFO(seen.out << seen.err);
+  CHECK(seen.exit_code == 1);
+  CHECK(contains(seen.out, "transport used: rc"));
+  CHECK(is_measured(line_with(seen.out, 1, 0, "softnic0:1")));
+  CHECK(contains(line_with(seen.out, 2, 0, "softnic0:1"), " failed "));
+  CHECK(contains(seen.out, "MK_IB_TIMEOUT: expected an integer from 1 to 31, saw \"99\""));
+}
+
 TEST_CASE("a rank that dies during a measurement ends the check") {
   const Softnic softnic({{"MK_TRANSPORT", "rc"},
                          {"MK_SOFTNIC_BLOCKED", "0-0"},

@@ -95,29 +95,72 @@ const mk::Backend* backend_called(const std::string& name) {
   return nullptr;
 }
 
-// Asks the library, as a communicator would; where it cannot connect all ranks, what MK_TRANSPORT names is
-// tried pair by pair.
-mk::Result<Choice> choose_backend(const mk::Topology& topology, mk::Exchange& exchange,
+// Waits for all ranks longer than what one of them may wait for by itself: then that rank says so, and all
+// stay in step.
+class PatientExchange : public mk::Exchange {
+ public:
+  explicit PatientExchange(mk::Exchange& all) : all_(all) {}
+  int rank() const override { return all_.rank(); }
+  int nranks() const override { return all_.nranks(); }
+  mk::Result<std::vector<mk::Bytes>> all_gather(std::span<const std::byte> mine, mk::Deadline,
+                                                const char* what) override {
+    return all_.all_gather(mine, mk::Deadline::after(2 * kConnectLimit), what);
+  }
+
+ private:
+  mk::Exchange& all_;
+};
+
+// The first transport that every rank has; nullptr: none.
+mk::Result<const mk::Backend*> first_available(mk::Exchange& exchange, mk::Deadline deadline) {
+  std::string mine;
+  for (const mk::Backend& backend : mk::backends()) mine += backend.available().ok() ? '1' : '0';
+  auto all = gather_texts(exchange, mine, deadline, "transports");
+  if (!all.ok()) return all.status();
+  for (size_t n = 0; n < mine.size(); ++n) {
+    const auto has = [n](const std::string& text) { return n < text.size() && text[n] == '1'; };
+    if (std::all_of(all->begin(), all->end(), has)) return &mk::backends()[n];
+  }
+  return static_cast<const mk::Backend*>(nullptr);
+}
+
+// Asks the library, as a communicator would; where it cannot connect all ranks, what MK_TRANSPORT names, or the
+// first that all have, is tried pair by pair. The same answer on every rank.
+mk::Result<Choice> choose_backend(const mk::Topology& topology, mk::Exchange& all,
                                   const std::string& pci_bus_id) {
+  PatientExchange exchange(all);
   const mk::Deadline deadline = mk::Deadline::after(kConnectLimit);
   mk::AbortToken token;
   mk::EndpointOptions options;
   options.pci_bus_id = pci_bus_id;
   auto endpoint = mk::Endpoint::create(topology, exchange, token, std::move(options), deadline);
-  // The same answer on every rank; and nobody goes while another still connects.
-  const std::string mine = endpoint.ok() ? endpoint.value()->backend() : "";
-  auto names = gather_texts(exchange, mine, deadline, "choosing a transport");
-  auto failures = gather_texts(exchange, endpoint.status().sentence(), deadline, "choosing a transport");
-  if (!names.ok()) return names.status();
-  if (!failures.ok()) return failures.status();
+  std::string mine(1, static_cast<char>(endpoint.status().code()));
+  mine += endpoint.ok() ? endpoint.value()->backend() : endpoint.status().sentence();
+  // Nobody goes while another still connects.
+  auto outcomes = gather_texts(exchange, mine, deadline, "choosing a transport");
+  if (!outcomes.ok()) return outcomes.status();
   Choice choice;
-  for (size_t rank = 0; rank < failures->size() && choice.failure.ok(); ++rank) {
-    const std::string& failure = failures.value()[rank];
-    if (!failure.empty())
-      choice.failure = mk::Status(MK_ERROR_NETWORK, format("rank %zu: %s", rank, failure.c_str()));
+  for (size_t rank = 0; rank < outcomes->size(); ++rank) {
+    const std::string& outcome = outcomes.value()[rank];
+    if (outcome.empty())
+      return mk::Status(MK_ERROR_NETWORK, format("rank %zu says nothing of its transport", rank));
+    if (outcome[0] != MK_SUCCESS && choice.failure.ok())
+      choice.failure =
+          mk::Status(static_cast<mk_status_t>(outcome[0]), format("rank %zu: %s", rank, outcome.c_str() + 1));
   }
-  choice.backend = backend_called(choice.failure.ok() ? names->front() : mk::env::text("MK_TRANSPORT"));
-  if (choice.backend == nullptr || endpoint.status().code() == MK_ERROR_MISMATCH) return choice.failure;
+  const std::string named = mk::env::text("MK_TRANSPORT");
+  if (choice.failure.ok()) {
+    choice.backend = backend_called(outcomes->front().substr(1));
+  } else if (choice.failure.code() == MK_ERROR_MISMATCH) {
+    return choice.failure;
+  } else if (!named.empty()) {
+    choice.backend = backend_called(named);
+  } else {
+    auto first = first_available(exchange, deadline);
+    if (!first.ok()) return first.status();
+    choice.backend = first.value();
+  }
+  if (choice.backend == nullptr) return choice.failure;
   return choice;
 }
 

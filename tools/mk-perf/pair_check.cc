@@ -34,22 +34,20 @@ std::string advice_on(const mk::NicPort& one, const mk::NicPort& other) {
   if (!one.address.empty() && one.address == other.address)
     return "both ports have the GID " + one.address + ": give each interface an address of its own";
   if (kind == "EFA") {
-    return "its security group must allow all traffic from and to itself, and both machines be in one subnet";
+    return "both security groups must allow all traffic from and to each other, and both machines be in one "
+           "subnet";
   }
   if (kind == "InfiniBand") {
     return "see that both ports are ACTIVE in one fabric and partition (ibv_devinfo, ibping); MK_IB_HCA, "
            "MK_IB_GID_INDEX and MK_IB_PKEY_INDEX choose others";
   }
   if (kind.empty()) {
-    return "see that a firewall lets TCP through between the two, and that MK_SOCKET_IFNAME names interfaces "
-           "that "
+    return "see that no firewall stops TCP between the two, and that MK_SOCKET_IFNAME names interfaces that "
            "reach each other";
   }
   return "ping from the one address to the other, with packets as large as the MTU; UDP port 4791 must be "
-         "open, "
-         "both ports in one VLAN or routed, and their GIDs of one version; MK_IB_HCA and MK_IB_GID_INDEX "
-         "choose "
-         "others";
+         "open, both ports in one VLAN or routed, and their GIDs of one version; MK_IB_HCA and "
+         "MK_IB_GID_INDEX choose others";
 }
 
 // How much a rank's failure says: least that the other one gave up, more that nothing came, most a reason.
