@@ -221,7 +221,7 @@ TEST_CASE("over several NICs each has figures of its own, and all of them togeth
     INFO(seen.out << seen.err);
     for (const int from : {0, 1}) {
       for (const char* nic : {"softnic0:1", "softnic1:1"}) {
-        CHECK(contains(seen.out, mk::format("rank %d uses %s, ", from, nic)));
+        CHECK(contains(seen.out, mk::format("rank %d uses %s, active, ", from, nic)));
         const std::string line = line_with(seen.out, from, 1 - from, nic);
         CHECK(contains(line, std::string(" -> ") + nic));
         CHECK(contains(line, kind.path));

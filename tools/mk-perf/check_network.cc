@@ -188,8 +188,8 @@ std::vector<mk::NicPort> ports_of(const mk::Bytes& bytes) {
 }
 
 std::string describe_nic(int rank, const mk::NicPort& port) {
-  std::string text =
-      format("rank %d uses %s, %s, GID %s", rank, port.name.c_str(), port.kind.c_str(), port.address.c_str());
+  std::string text = format("rank %d uses %s, active, %s, GID %s", rank, port.name.c_str(), port.kind.c_str(),
+                            port.address.c_str());
   if (port.mtu_bytes > 0) text += format(", MTU %u", port.mtu_bytes);
   return text + "\n";
 }
