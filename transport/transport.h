@@ -116,6 +116,7 @@ struct NicPort {
 struct NicSurvey {
   std::vector<NicPort> used;
   std::vector<std::string> unusable;  // a sentence each: "mlx5_1 port 1 is down"
+  std::shared_ptr<void> opened;       // keeps the ports open: so long an emulated one has its address
 };
 
 struct Backend {

@@ -117,6 +117,13 @@ std::string line_with(const std::string& text, int from, int to, const std::stri
   return lines.size() == 1 ? lines[0] : std::to_string(lines.size()) + " such lines";
 }
 
+// What is said of a NIC that a rank uses.
+std::string address_of(const std::string& text, int rank, const std::string& nic) {
+  const size_t line = text.find(mk::format("rank %d uses %s, ", rank, nic.c_str()));
+  const size_t at = text.find("GID ", line);
+  return line == std::string::npos || at == std::string::npos ? "" : text.substr(at, text.find('\n', at) - at);
+}
+
 bool is_measured(const std::string& line) { return contains(line, " -> ") && !contains(line, "failed"); }
 
 struct Kind {
@@ -225,6 +232,7 @@ TEST_CASE("over several NICs each has figures of its own, and all of them togeth
         const std::string line = line_with(seen.out, from, 1 - from, nic);
         CHECK(contains(line, std::string(" -> ") + nic));
         CHECK(contains(line, kind.path));
+        CHECK(address_of(seen.out, 0, nic) != address_of(seen.out, 1, nic));
         CHECK(is_measured(line));
       }
       CHECK(contains(line_with(seen.out, from, 1 - from, "all"), "the 2 above together"));

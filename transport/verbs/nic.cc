@@ -251,6 +251,7 @@ NicSurvey survey_nics(NicKind kind, const Topology& topology, const std::string&
     survey.used.push_back(
         {nic->name(), text_of(nic->gid.gid), name_of(nic->gid.kind), known ? 128u << mtu : 0});
   }
+  survey.opened = std::make_shared<std::vector<std::unique_ptr<Nic>>>(mine.take());
   return survey;
 }
 
