@@ -6,6 +6,7 @@
 #include <cuda.h>
 
 #include <cstdint>
+#include <utility>
 
 #include "kernels/device/load_params.h"
 #include "kernels/device/tile_scheduler.h"
@@ -174,11 +175,15 @@ __device__ __forceinline__ void multiply_stage(typename Config::Accumulators& ac
 // The tensor cores take a warpgroup's wgmmas little ahead of executing them, so what lies between the last
 // wgmma of a stage and the first of the next must be short. Hence the stage before is freed after the first k
 // of 16 of this one, and the next stage's barrier is looked at before the last.
-template <class Config, class OnLastIssued>
+//
+// `deferred` are rows of the tile before that are still to be stored (deferred_rows.cuh): a piece beside each
+// of the second and following k-steps, or all at once where there are too few.
+template <class Config, class OnLastIssued, class Deferred>
 __device__ __forceinline__ void multiply_tile(typename Config::Accumulators& accumulators,
                                               MainloopStorage<Config>& smem,
                                               StageCursor<Config::NUM_STAGES>& cursor, int num_k_steps,
-                                              int first_block, OnLastIssued&& on_last_issued) {
+                                              int first_block, OnLastIssued&& on_last_issued,
+                                              Deferred& deferred) {
   const uint64_t base_a = ptx::wgmma_descriptor_swizzle_128b(
       ptx::smem_address(smem.a[0]) + first_block * BLOCK_64_BYTES, BLOCK_64_BYTES, 1024);
   const uint64_t base_b =
@@ -187,6 +192,7 @@ __device__ __forceinline__ void multiply_tile(typename Config::Accumulators& acc
   const auto b_of = [&](int stage) { return base_b + stage * (Config::B_STAGE_BYTES >> 4); };
   if (num_k_steps == 0) {
     on_last_issued();
+    deferred.flush();
 #pragma unroll
     for (int i = 0; i < Config::NUM_ROW_BLOCKS * Config::BLOCK_N / 2; ++i) {
       accumulators[i / (Config::BLOCK_N / 2)][i % (Config::BLOCK_N / 2)] = 0.0f;
@@ -202,7 +208,7 @@ __device__ __forceinline__ void multiply_tile(typename Config::Accumulators& acc
   cursor.advance();
   bool is_full =
       num_k_steps > 1 && ptx::mbarrier_test_wait_parity(&smem.stage_full[cursor.stage], cursor.phase);
-  for (int i = 1; i < num_k_steps; ++i) {
+  const auto step = [&](bool has_next, auto&& beside) {
     const int stage = cursor.stage;
     if (!is_full) mbarrier_wait(&smem.stage_full[stage], cursor.phase);
     ptx::wgmma_fence();
@@ -212,10 +218,23 @@ __device__ __forceinline__ void multiply_tile(typename Config::Accumulators& acc
     previous_stage = stage;
     cursor.advance();
     multiply_stage<Config, 1, 2, false>(accumulators, a_of(stage), b_of(stage));
-    if (i + 1 < num_k_steps)
-      is_full = ptx::mbarrier_test_wait_parity(&smem.stage_full[cursor.stage], cursor.phase);
+    beside();
+    if (has_next) is_full = ptx::mbarrier_test_wait_parity(&smem.stage_full[cursor.stage], cursor.phase);
     multiply_stage<Config, 3, 3, false>(accumulators, a_of(stage), b_of(stage));
+  };
+  int first_step = 1;
+  if constexpr (Deferred::NUM_PIECES > 0) {
+    if (num_k_steps > Deferred::NUM_PIECES + 1) {
+      [&]<int... PIECES>(std::integer_sequence<int, PIECES...>) {
+        (step(true, [&] { deferred.template store<PIECES>(); }), ...);
+      }
+      (std::make_integer_sequence<int, Deferred::NUM_PIECES>());
+      first_step += Deferred::NUM_PIECES;
+    } else {
+      deferred.flush();
+    }
   }
+  for (int i = first_step; i < num_k_steps; ++i) step(i + 1 < num_k_steps, [] {});
   on_last_issued();
   ptx::wgmma_wait_group<0>();
   release_stage<Config>(smem, previous_stage);

@@ -2,6 +2,7 @@
 // The consumer warpgroups' part of a persistent product, whatever becomes of the tiles.
 #pragma once
 
+#include "kernels/device/deferred_rows.cuh"
 #include "kernels/device/gemm_mainloop.cuh"
 #include "kernels/device/trace.cuh"
 #include "kernels/ptx/warp.cuh"
@@ -15,9 +16,9 @@ constexpr int TURN_BARRIER = 4;
 
 // `next(&work)` walks the CTA's tiles, false after the last; the producer must walk the same.
 // `finish(work, block, accumulators)` takes the warpgroup's `block`-th 64 rows of a tile.
-template <class Config, class Work = TileWork, class Next, class Finish>
+template <class Config, class Work = TileWork, class Next, class Finish, class Deferred>
 __device__ __forceinline__ void consumer_role(MainloopStorage<Config>& smem, int warpgroup, TraceBuffer* trace,
-                                              Next&& next, Finish&& finish) {
+                                              Next&& next, Finish&& finish, Deferred& deferred) {
   StageCursor<Config::NUM_STAGES> stages;
   typename Config::Accumulators accumulators;
   const int first_block = Config::PING_PONG ? 0 : warpgroup;
@@ -46,7 +47,8 @@ __device__ __forceinline__ void consumer_role(MainloopStorage<Config>& smem, int
       // Finding the next tile takes 700 cycles of divisions, here hidden by the last products.
       has_next = next(&next_work);
     };
-    multiply_tile<Config>(accumulators, smem, stages, work.k_end - work.k_begin, first_block, on_last_issued);
+    multiply_tile<Config>(accumulators, smem, stages, work.k_end - work.k_begin, first_block, on_last_issued,
+                          deferred);
     if constexpr (Config::PING_PONG) has_next = has_next && skip_tile(&next_work);
     tracer.end();
     tracer.begin(TraceKind::store, trace_tile(work));
@@ -58,6 +60,14 @@ __device__ __forceinline__ void consumer_role(MainloopStorage<Config>& smem, int
     work = next_work;
     has_work = has_next;
   }
+  deferred.flush();
+}
+
+template <class Config, class Work = TileWork, class Next, class Finish>
+__device__ __forceinline__ void consumer_role(MainloopStorage<Config>& smem, int warpgroup, TraceBuffer* trace,
+                                              Next&& next, Finish&& finish) {
+  NothingDeferred nothing;
+  consumer_role<Config, Work>(smem, warpgroup, trace, next, finish, nothing);
 }
 
 }  // namespace mk

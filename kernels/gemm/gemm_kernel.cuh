@@ -86,10 +86,10 @@ __device__ __forceinline__ void producer_role(GemmStorage<Config>& smem, const G
 
 // What becomes of a piece's accumulators: a partial tile for its owner, or, with the peers' partial tiles, the
 // output. `block`: which 64 rows of the CTA's tile.
-template <class Config>
+template <class Config, class Deferred>
 __device__ __forceinline__ void finish_rows(GemmStorage<Config>& smem, const GemmParams& params,
                                             const TileWork& work, int block,
-                                            float (&accumulators)[Config::BLOCK_N / 2]) {
+                                            float (&accumulators)[Config::BLOCK_N / 2], Deferred& deferred) {
   const int warp = threadIdx.x / 32;
   const int m = work.m_tile * Config::BLOCK_M + block * 64 + warp % 4 * 16;
   const bool has_rows = m < params.m;
@@ -101,8 +101,21 @@ __device__ __forceinline__ void finish_rows(GemmStorage<Config>& smem, const Gem
   if (work.num_peers > 0) {
     partials_add(accumulators, partials, params.workspace, work.first_peer, work.num_peers, block, has_rows);
   }
-  store_tile_rows(accumulators, params.epilogue, smem.epilogue[warp], m, params.m,
-                  work.n_tile * Config::BLOCK_N);
+  const int n = work.n_tile * Config::BLOCK_N;
+  if constexpr (Deferred::NUM_PIECES > 0) {
+    if (deferred.take(accumulators, params.epilogue, m, params.m, n)) return;
+  }
+  store_tile_rows(accumulators, params.epilogue, smem.epilogue[warp], m, params.m, n);
+}
+
+// Where both warpgroups finish a tile together, nothing else would be multiplied while they store it.
+template <class Config>
+__device__ __forceinline__ auto deferred_of(GemmStorage<Config>& smem) {
+  if constexpr (Config::NUM_CONSUMER_WARPGROUPS == 2 && !Config::PING_PONG) {
+    return DeferredRows<Config::BLOCK_N>(smem.epilogue[threadIdx.x / 32]);
+  } else {
+    return NothingDeferred();
+  }
 }
 
 template <class Config, bool TRACED>
@@ -126,11 +139,13 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   } else {
     if constexpr (DEAL_REGISTERS) ptx::setmaxnreg_inc<232>();
     TileCursor tiles(params.schedule, blockIdx.x);
+    auto deferred = deferred_of(smem);
     consumer_role<Config>(
         smem.mainloop, warpgroup, trace_of<TRACED>(params), [&](TileWork* work) { return tiles.next(work); },
         [&](const TileWork& work, int block, float(&accumulators)[Config::BLOCK_N / 2]) {
-          finish_rows<Config>(smem, params, work, block, accumulators);
-        });
+          finish_rows<Config>(smem, params, work, block, accumulators, deferred);
+        },
+        deferred);
   }
 
   if constexpr (TRACED) {

@@ -131,7 +131,9 @@ __device__ __forceinline__ void consume_split(GemmSplitStorage<Config>& smem, co
   tracer.begin(TraceKind::compute, trace_tile(work));
   StageCursor<Config::NUM_STAGES> stages;
   typename Config::Accumulators accumulators;
-  multiply_tile<Config>(accumulators, smem.mainloop, stages, work.k_end - work.k_begin, warpgroup, [] {});
+  NothingDeferred nothing;
+  multiply_tile<Config>(
+      accumulators, smem.mainloop, stages, work.k_end - work.k_begin, warpgroup, [] {}, nothing);
   tracer.end();
   tracer.begin(TraceKind::store, trace_tile(work));
   // Nobody multiplies out of the stages any more.

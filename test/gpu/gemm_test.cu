@@ -45,6 +45,7 @@ struct PlanChoice {
   int num_streamk_tiles;  // -1: none; INT_MAX: all
   bool automatic = false;
   int num_split_ctas = 1;
+  int num_ctas = 0;  // the most; 0: as many as there are SMs
 };
 
 int type_bytes(GemmType type) { return type == GemmType::fp32 ? 4 : 2; }
@@ -228,7 +229,8 @@ void run_case(const Case& test, const std::vector<PlanChoice>& choices, bool int
     const GemmPlan plan = choice.automatic ? mk::gemm_plan(s, num_sms, limits)
                           : choice.num_split_ctas > 1
                               ? mk::gemm_split_plan_with(s, choice.tile, choice.num_split_ctas)
-                              : mk::gemm_plan_with(s, num_sms, choice.tile, choice.num_streamk_tiles);
+                              : mk::gemm_plan_with(s, choice.num_ctas > 0 ? choice.num_ctas : num_sms,
+                                                   choice.tile, choice.num_streamk_tiles);
     const std::string name = describe(test, plan, integers);
     Buffer workspace(plan.workspace_bytes);
     CHECK(cudaMemset(workspace.p, 0, workspace.num_bytes));
@@ -335,6 +337,26 @@ void test_sizes(const std::vector<PlanChoice>& plans) {
   }
 }
 
+// A CTA's rows of one tile are stored beside the products of its next, where those are long enough, whole ones
+// and such as end in the middle of a tile in turn.
+void test_many_tiles_a_cta() {
+  std::vector<PlanChoice> plans;
+  for (const GemmTile& tile : mk::GEMM_TILES) {
+    for (const int num_streamk_tiles : {-1, 5}) plans.push_back({tile, num_streamk_tiles, false, 1, 2});
+  }
+  uint64_t seed = 20000;
+  for (const int64_t k : {64, 300, 384, 448, 512, 576, 640, 1000}) {
+    for (const GemmType out : {GemmType::bf16, GemmType::fp16, GemmType::fp32}) {
+      for (int layout = 0; layout < 3; ++layout) {
+        Case test;
+        test.shape = {600, 1300, k, GemmType::bf16, out, layout == 2, layout == 1};
+        test.c_pad = 12;
+        run_case(test, plans, true, 1, seed += 10);
+      }
+    }
+  }
+}
+
 void test_same_bits(const std::vector<PlanChoice>& plans) {
   Case test;
   test.shape = {300, 2560, 4096, GemmType::bf16, GemmType::fp32, false, false};
@@ -420,6 +442,7 @@ int main() {
   test_arguments_and_graph();
   test_sizes(plans);
   test_layouts_and_types(plans);
+  test_many_tiles_a_cta();
   test_same_bits(plans);
   std::printf("%d passed, %d failed\n", num_passed, num_failed);
   return num_failed == 0 ? 0 : 1;
