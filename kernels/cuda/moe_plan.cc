@@ -20,6 +20,7 @@ constexpr int64_t MAX_AREA_BYTES = int64_t{1} << 46;
 constexpr int64_t FEW_ROWS = 64;
 constexpr double FLOPS_PER_US = 660e6;
 constexpr double BYTES_PER_US_OF_CTA = 38e3;
+constexpr double HBM_BYTES_PER_US = 4.1e6;
 
 moe::Routing routing_of(const MoeCall& call, int nranks, int num_nodes) {
   moe::Routing routing{};
@@ -197,18 +198,23 @@ Status choose_tile(const MoeCall& call, int nranks, MoePlan& to) {
 }
 
 // CTAs that do nothing but push: as many as bring rows as fast as the others compute them, and no more than
-// fill the links and the share of rows that stay at home.
-int choose_push_ctas(const MoeCall& call, int num_sms) {
+// fill the links and the share of rows that stay at home. Where an expert has few rows its weights take longer
+// than its product.
+int choose_push_ctas(const MoeCall& call, int nranks, int num_sms) {
   constexpr double MIN_PUSH_CTAS = 4;
+  constexpr double MIN_PUSH_CTAS_OF_FEW_ROWS = 2;
   constexpr double MAX_PUSH_CTAS = 14;
   constexpr double SPARE = 1.15;
   if (call.tuning.copy_ctas > 0) return std::clamp(call.tuning.copy_ctas, 1, num_sms - 1);
-  // A row of `hidden` elements takes 2 * hidden * inter operations.
+  const int64_t rows = guessed_rows(call, nranks);
   const double element = call.op == MK_OPERATOR_MOE_DISPATCH_GEMM ? 2 : element_bytes(call.out_dtype);
-  const double bytes_per_us = FLOPS_PER_US * element / (2 * static_cast<double>(call.inter));
+  // For each column of an expert's rows.
+  const double product_us = 2 * static_cast<double>(rows * call.inter) / FLOPS_PER_US;
+  const double weights_us = 2 * static_cast<double>(call.inter) / HBM_BYTES_PER_US;
+  const double bytes_per_us = static_cast<double>(rows) * element / std::max(product_us, weights_us);
   const double wanted = std::ceil(SPARE * bytes_per_us / BYTES_PER_US_OF_CTA);
-  return std::clamp(static_cast<int>(std::clamp(wanted, MIN_PUSH_CTAS, MAX_PUSH_CTAS)), 1,
-                    std::max(1, num_sms / 4));
+  const double least = rows <= FEW_ROWS ? MIN_PUSH_CTAS_OF_FEW_ROWS : MIN_PUSH_CTAS;
+  return std::clamp(static_cast<int>(std::clamp(wanted, least, MAX_PUSH_CTAS)), 1, std::max(1, num_sms / 4));
 }
 
 // CTAs that do nothing but sum for other nodes. With a token's rows half in this node, what a NIC carries away
@@ -252,7 +258,7 @@ Result<MoePlan> moe_plan(const MoeCall& call, int nranks, int num_sms, const Top
   MK_RETURN_IF_ERROR(choose_tile(call, nranks, to));
   mk_plan_t& plan = to.plan;
   const int64_t row_bytes = call.hidden * (dispatches ? 2 : element_bytes(call.out_dtype));
-  plan.copy_ctas = choose_push_ctas(call, num_sms);
+  plan.copy_ctas = choose_push_ctas(call, nranks, num_sms);
   plan.compute_ctas = num_sms - plan.copy_ctas;
   if (call.tuning.compute_ctas > 0) plan.compute_ctas = std::min(plan.compute_ctas, call.tuning.compute_ctas);
   plan.tile_m = moe::CUDA_TILES[to.tile].block_m;
