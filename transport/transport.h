@@ -97,11 +97,11 @@ class Transport {
 
 struct TransportContext {
   const Topology& topology;
-  Exchange& exchange;             // only during create
-  AbortToken& abort;              // outlives the transport
-  RegionTable& regions;           // this rank's regions; outlives the transport
-  std::string pci_bus_id;         // of this rank's GPU, for choosing NICs near it; empty: none
-  std::vector<std::string> nics;  // EndpointOptions::nics
+  Exchange& exchange;                  // only during create
+  AbortToken& abort;                   // outlives the transport
+  RegionTable& regions;                // this rank's regions; outlives the transport
+  std::string pci_bus_id;              // of this rank's GPU, for choosing NICs near it; empty: none
+  std::vector<std::string> nics = {};  // EndpointOptions::nics
 };
 
 // A port of a NIC that a rank uses.
