@@ -140,6 +140,10 @@ cudaError_t gemm_prepare() {
 cudaError_t gemm_cluster_limits(GemmClusterLimits* limits) {
   // Every split kernel takes more than half of an SM's shared memory.
   const GemmKernelEntry& kernel = gemm_split_kernels_bf16().entries[0][0];
+  const cudaError_t prepared =
+      cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel.kernel),
+                           cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.smem_bytes);
+  if (prepared != cudaSuccess) return prepared;
   for (int num_ctas = 2; num_ctas <= MAX_SPLIT_CTAS; ++num_ctas) {
     cudaLaunchAttribute attribute{};
     cudaLaunchConfig_t config = launch_config(kernel, num_ctas, num_ctas, &attribute);

@@ -138,6 +138,20 @@ GemmPlan gemm_split_plan_with(const GemmShape& shape, GemmTile tile, int num_spl
   return plan;
 }
 
+GemmPlan gemm_split_plan(const GemmShape& shape, int num_sms, const GemmClusterLimits& limits) {
+  GemmPlan best;
+  if (shape.a_transposed || shape.m > FEW_ROWS || shape.m == 0 || shape.n == 0) return best;
+  for (const GemmTile& tile : GEMM_SPLIT_TILES) {
+    for (const int num_split_ctas : {2, 4}) {
+      const GemmPlan split = gemm_split_plan_with(shape, tile, num_split_ctas);
+      if (split.num_workers > limits.at_a_time[num_split_ctas] || split.num_ctas() > num_sms) continue;
+      if (shape.k < num_split_ctas * MIN_SPLIT_STEPS * GEMM_BLOCK_K) continue;
+      if (best.num_split_ctas == 1 || split.predicted_us < best.predicted_us) best = split;
+    }
+  }
+  return best;
+}
+
 GemmPlan gemm_plan(const GemmShape& shape, int num_sms, const GemmClusterLimits& limits) {
   GemmPlan best;
   const auto consider = [&](const GemmPlan& plan) {
@@ -156,14 +170,8 @@ GemmPlan gemm_plan(const GemmShape& shape, int num_sms, const GemmClusterLimits&
       if (streamk <= tiles) consider(gemm_plan_with(shape, num_sms, tile, static_cast<int>(streamk)));
     }
   }
-  if (shape.a_transposed || shape.m > FEW_ROWS || shape.m == 0 || shape.n == 0) return best;
-  for (const GemmTile& tile : GEMM_SPLIT_TILES) {
-    for (const int num_split_ctas : {2, 4}) {
-      const GemmPlan split = gemm_split_plan_with(shape, tile, num_split_ctas);
-      if (split.num_workers > limits.at_a_time[num_split_ctas] || split.num_ctas() > num_sms) continue;
-      if (shape.k >= num_split_ctas * MIN_SPLIT_STEPS * GEMM_BLOCK_K) consider(split);
-    }
-  }
+  const GemmPlan split = gemm_split_plan(shape, num_sms, limits);
+  if (split.num_split_ctas > 1) consider(split);
   return best;
 }
 

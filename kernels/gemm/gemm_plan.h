@@ -63,6 +63,8 @@ GemmPlan gemm_plan_with(const GemmShape& shape, int num_sms, GemmTile tile, int 
 
 // The plan with a given tile whose inner dimension `num_split_ctas` CTAs share, all tiles at once.
 GemmPlan gemm_split_plan_with(const GemmShape& shape, GemmTile tile, int num_split_ctas);
+// The best of these; num_split_ctas 1: none can be, or the product has not few rows.
+GemmPlan gemm_split_plan(const GemmShape& shape, int num_sms, const GemmClusterLimits& limits);
 
 // The number of tiles that a plan's workers share out.
 int64_t gemm_plan_num_tiles(const GemmShape& shape, const GemmPlan& plan);

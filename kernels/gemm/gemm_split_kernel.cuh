@@ -1,149 +1,17 @@
 // SPDX-License-Identifier: MIT
-// The product of few tiles: the CTAs of a cluster share a tile's inner dimension, leave what each has in one
-// another's shared memory, and add it up in the order of k, each a part of the tile.
+// The product of few tiles, whose inner dimension clusters share.
 #pragma once
 
+#include "kernels/device/split_product.cuh"
 #include "kernels/gemm/gemm_kernel.cuh"
-#include "kernels/ptx/cluster.cuh"
 
 namespace mk {
-
-__device__ __forceinline__ void cluster_sync() {
-  ptx::barrier_cluster_arrive_release();
-  ptx::barrier_cluster_wait_acquire();
-}
-
-constexpr int SPLIT_CHUNK_COLUMNS = 32;
-
-// A tile is shared out in chunks of columns of 16 rows, a slab. A chunk's partial sums come to its CTA: of each
-// source, of each 64 rows, register quadruple i of thread t at i * 128 + t.
-template <class Config>
-struct SplitChunks {
-  static constexpr int NUM = Config::BLOCK_N / SPLIT_CHUNK_COLUMNS;
-  static constexpr int NUM_QUADRUPLES = SPLIT_CHUNK_COLUMNS / 8;
-  static constexpr int NUM_BLOCKS = Config::BLOCK_M / 64;
-  int num_ctas;
-
-  __device__ int owner(int chunk, int slab) const { return (chunk + slab) % num_ctas; }
-  // Of the slab's chunks from the `group`-th `num_ctas` on; NUM and beyond: there is none.
-  __device__ int chunk_of(int owner, int slab, int group) const {
-    return group * num_ctas + (owner + num_ctas - slab % num_ctas) % num_ctas;
-  }
-  __device__ int num_groups() const { return (NUM + num_ctas - 1) / num_ctas; }
-  static constexpr int bytes(int num_ctas) {
-    return (NUM + num_ctas - 1) / num_ctas * num_ctas * NUM_BLOCKS * NUM_QUADRUPLES * 128 * 16;
-  }
-  __device__ int offset(int chunk, int source, int block, int thread) const {
-    return (((chunk / num_ctas * num_ctas + source) * NUM_BLOCKS + block) * NUM_QUADRUPLES * 128 + thread) * 16;
-  }
-};
-
-template <class Config>
-constexpr bool split_chunks_fit() {
-  for (int num_ctas = 2; num_ctas <= MAX_SPLIT_CTAS; ++num_ctas) {
-    if (SplitChunks<Config>::bytes(num_ctas) > Config::NUM_STAGES * Config::STAGE_BYTES) return false;
-  }
-  return true;
-}
 
 template <class Config>
 struct GemmSplitStorage {
   MainloopStorage<Config> mainloop;  // the stages, and when all CTAs have multiplied, partial sums
   EpilogueBuffers<1> epilogue[Config::NUM_CONSUMER_WARPS];
 };
-
-// The tile of this CTA's cluster, and its part of k.
-__device__ __forceinline__ TileWork split_work(const TileSchedule& schedule, int cta_rank, int num_ctas) {
-  TileWork work{};
-  schedule.place(static_cast<int>(blockIdx.x) / num_ctas, &work.m_tile, &work.n_tile);
-  work.k_begin = cta_rank * schedule.num_k_steps / num_ctas;
-  work.k_end = (cta_rank + 1) * schedule.num_k_steps / num_ctas;
-  return work;
-}
-
-// 16 rows of each 64 a warp: every chunk to its CTA.
-template <class Config>
-__device__ __forceinline__ void send_partials(GemmSplitStorage<Config>& smem, const SplitChunks<Config>& chunks,
-                                              int cta_rank, int block,
-                                              const float (&accumulators)[Config::BLOCK_N / 2]) {
-  constexpr int NUM_QUADRUPLES = SplitChunks<Config>::NUM_QUADRUPLES;
-  const uint32_t base = ptx::smem_address(&smem.mainloop);
-  const int slab = block * 4 + threadIdx.x % 128 / 32;
-#pragma unroll
-  for (int chunk = 0; chunk < SplitChunks<Config>::NUM; ++chunk) {
-    const uint32_t to = ptx::mapa_shared_cluster(
-        base + chunks.offset(chunk, cta_rank, block, threadIdx.x % 128), chunks.owner(chunk, slab));
-#pragma unroll
-    for (int i = 0; i < NUM_QUADRUPLES; ++i) {
-      const float* from = accumulators + 4 * (chunk * NUM_QUADRUPLES + i);
-      ptx::st_shared_cluster_v4(to + i * 128 * 16, make_float4(from[0], from[1], from[2], from[3]));
-    }
-  }
-}
-
-// Adds up 16 rows of a chunk, in the order of k.
-template <class Config>
-__device__ __forceinline__ void add_partials(GemmSplitStorage<Config>& smem, const SplitChunks<Config>& chunks,
-                                             int chunk, int slab, float (&sums)[SPLIT_CHUNK_COLUMNS / 2]) {
-  constexpr int NUM_QUADRUPLES = SplitChunks<Config>::NUM_QUADRUPLES;
-#pragma unroll
-  for (int i = 0; i < 4 * NUM_QUADRUPLES; ++i) sums[i] = 0.0f;
-#pragma unroll 2
-  for (int source = 0; source < chunks.num_ctas; ++source) {
-    const auto* from = reinterpret_cast<const float4*>(
-        reinterpret_cast<const uint8_t*>(&smem.mainloop) +
-        chunks.offset(chunk, source, slab / 4, slab % 4 * 32 + threadIdx.x % 32));
-#pragma unroll
-    for (int i = 0; i < NUM_QUADRUPLES; ++i) {
-      const float4 partial = from[i * 128];
-      sums[4 * i] += partial.x;
-      sums[4 * i + 1] += partial.y;
-      sums[4 * i + 2] += partial.z;
-      sums[4 * i + 3] += partial.w;
-    }
-  }
-}
-
-// Consumer warps: this CTA's chunks of the tile.
-template <class Config>
-__device__ __forceinline__ void finish_chunks(GemmSplitStorage<Config>& smem, const GemmParams& params,
-                                              const SplitChunks<Config>& chunks, const TileWork& work,
-                                              int cta_rank) {
-  const int warp = threadIdx.x / 32;
-  const int first_row = work.m_tile * Config::BLOCK_M;
-  const int num_slabs = (min(Config::BLOCK_M, params.m - first_row) + 15) / 16;
-  for (int unit = warp; unit < num_slabs * chunks.num_groups(); unit += Config::NUM_CONSUMER_WARPS) {
-    const int slab = unit % num_slabs;
-    const int chunk = chunks.chunk_of(cta_rank, slab, unit / num_slabs);
-    const int column = work.n_tile * Config::BLOCK_N + chunk * SPLIT_CHUNK_COLUMNS;
-    if (chunk >= SplitChunks<Config>::NUM || column >= params.epilogue.n) continue;
-    float sums[SPLIT_CHUNK_COLUMNS / 2];
-    add_partials(smem, chunks, chunk, slab, sums);
-    store_tile_rows(sums, params.epilogue, smem.epilogue[warp], first_row + slab * 16, params.m, column);
-  }
-}
-
-template <class Config>
-__device__ __forceinline__ void consume_split(GemmSplitStorage<Config>& smem, const GemmParams& params,
-                                              const TileWork& work, int cta_rank, int warpgroup) {
-  const SplitChunks<Config> chunks = {params.num_split_ctas};
-  const Tracer tracer(params.trace.buffer, TRACE_COMPUTE + warpgroup);
-  tracer.begin(TraceKind::compute, trace_tile(work));
-  StageCursor<Config::NUM_STAGES> stages;
-  typename Config::Accumulators accumulators;
-  NothingDeferred nothing;
-  multiply_tile<Config>(
-      accumulators, smem.mainloop, stages, work.k_end - work.k_begin, warpgroup, [] {}, nothing);
-  tracer.end();
-  tracer.begin(TraceKind::store, trace_tile(work));
-  // Nobody multiplies out of the stages any more.
-  cluster_sync();
-  if (work.m_tile * Config::BLOCK_M + warpgroup * 64 + threadIdx.x % 128 / 32 * 16 < params.m)
-    send_partials(smem, chunks, cta_rank, warpgroup, accumulators[0]);
-  cluster_sync();
-  finish_chunks(smem, params, chunks, work, cta_rank);
-  tracer.end();
-}
 
 template <class Config>
 __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
@@ -176,7 +44,9 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
     cluster_sync();
   } else {
     if constexpr (DEAL_REGISTERS) ptx::setmaxnreg_inc<232>();
-    consume_split<Config>(smem, params, work, cta_rank, warpgroup);
+    consume_split<Config>(smem.mainloop, smem.epilogue,
+                          {params.epilogue, params.m, params.num_split_ctas, params.trace.buffer}, work,
+                          cta_rank, warpgroup);
   }
   __syncthreads();
   if (threadIdx.x == 0) trace_leave(params.trace.buffer);
