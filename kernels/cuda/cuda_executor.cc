@@ -108,7 +108,7 @@ Result<CudaExecutor::Planned*> CudaExecutor::planned(const GemmCall& call) const
   Planned planned{};
   if (rank_) {
     const Result<RankGemmPlan> plan =
-        rank_gemm_plan(call, context_.topology.rank, nranks(), rank_->num_sms(), nodes());
+        rank_gemm_plan(call, context_.topology.rank, nranks(), rank_->num_sms(), nodes(), cluster_limits_);
     if (!plan.ok()) return plan.status();
     planned.with_peers = plan.value();
     planned.with_peers.packets = packets_ ? packets_->offset : 0;
@@ -164,6 +164,7 @@ Status CudaExecutor::prepare(const OperatorCall& any, Deadline deadline) {
   const auto& call = std::get<GemmCall>(any);
   if (!kernels_loaded_) {
     MK_RETURN_IF_ERROR(cuda_error(rank_gemm_prepare(nodes() != nullptr), "loading the kernels"));
+    MK_RETURN_IF_ERROR(count_clusters());
     kernels_loaded_ = true;
   }
   const Result<Planned*> planned = this->planned(call);
@@ -210,11 +211,24 @@ Result<const CudaRank::Arena*> CudaExecutor::arena_for(int64_t area_bytes, Deadl
   return &arenas_.back();
 }
 
+// How many clusters run at a time beside whatever holds the SMs that are left to others (max_ctas,
+// reserved_sms), each of which may take one cluster's place.
+Status CudaExecutor::count_clusters() {
+  MK_RETURN_IF_ERROR(cuda_error(gemm_cluster_limits(&cluster_limits_), "cudaOccupancyMaxActiveClusters"));
+  planned_.clear();  // those before knew of no clusters
+  if (!rank_) return {};
+  int all_sms = 0;
+  MK_RETURN_IF_ERROR(cuda_error(cudaDeviceGetAttribute(&all_sms, cudaDevAttrMultiProcessorCount, device_),
+                                "cudaDeviceGetAttribute"));
+  const int of_others = std::max(0, all_sms - rank_->num_sms());
+  for (int& clusters : cluster_limits_.at_a_time) clusters = std::max(0, clusters - of_others);
+  return {};
+}
+
 Status CudaExecutor::prepare_alone() {
   if (workspace_ != nullptr) return {};
   MK_RETURN_IF_ERROR(cuda_error(gemm_prepare(), "loading the kernels"));
-  MK_RETURN_IF_ERROR(cuda_error(gemm_cluster_limits(&cluster_limits_), "cudaOccupancyMaxActiveClusters"));
-  planned_.clear();  // those before knew of no clusters
+  MK_RETURN_IF_ERROR(count_clusters());
   void* workspace = nullptr;
   MK_RETURN_IF_ERROR(cuda_error(cudaMalloc(&workspace, max_workspace_bytes()), "allocating the workspace"));
   cudaError_t error = cudaMemset(workspace, 0, max_workspace_bytes());

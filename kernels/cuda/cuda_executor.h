@@ -103,6 +103,7 @@ class CudaExecutor : public Executor {
   Result<const CudaRank::Arena*> arena_for(int64_t area_bytes, Deadline deadline);
   Status prepare_packets(const GemmCall& call, Deadline deadline);
   Status launch(const OperatorCall& call, uint64_t epoch, cudaStream_t stream, bool is_captured);
+  Status count_clusters();
   Status prepare_alone();
   Status enqueue_alone(const OperatorCall& call, cudaStream_t stream, bool is_captured);
   Status enqueue_with_peers(const GemmCall& call, cudaStream_t stream, bool is_captured);

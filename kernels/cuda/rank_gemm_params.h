@@ -43,18 +43,20 @@ cudaError_t prepare_table(const Table& table) {
 
 template <class Params>
 cudaError_t launch_kernel(const RankGemmKernel<Params>& kernel, const Params& params, int num_ctas,
-                          cudaStream_t stream) {
+                          cudaStream_t stream, int num_cluster_ctas = 1) {
   // Cooperative: either all CTAs become resident, or none holds an SM while it waits for a peer.
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeCooperative;
-  attribute.val.cooperative = 1;
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeCooperative;
+  attributes[0].val.cooperative = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {static_cast<unsigned>(num_cluster_ctas), 1, 1};
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(num_ctas);
   config.blockDim = dim3(kernel.num_threads);
   config.dynamicSmemBytes = kernel.smem_bytes;
   config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
+  config.attrs = attributes;
+  config.numAttrs = num_cluster_ctas > 1 ? 2 : 1;
   return cudaLaunchKernelEx(&config, kernel.kernel, params);
 }
 

@@ -27,6 +27,11 @@ constexpr int CHUNK_ROWS = 128;
 constexpr int64_t kMaxSize = (INT32_MAX - 65536) / 2;
 constexpr int MAX_PANELS = 8;
 constexpr int MIN_PANEL_STEPS = 4;
+constexpr int64_t MAX_MERGED_ROWS = 256;
+// Few rows: what a rank brings to all is there as soon in one panel, and each takes a flag's latency.
+constexpr double FEW_ROWS_PANEL_BYTES = 512 << 10;
+// Up to so many bytes leave from the CTAs that compute, whatever the product.
+constexpr double FEW_BYTES = 2200000;
 // What the second exchange costs, in bytes on the link: beyond it, an all-reduce goes by way of owners. One
 // without fences and flags costs less.
 constexpr int64_t ONE_SHOT_EXTRA_BYTES = 2400000;
@@ -156,9 +161,13 @@ int plan_product(const GemmCall& call, int64_t rows, int64_t k, int nranks, int 
   // Pushes from an SM hold up its product by up to a half, so a few SMs do nothing else; but a product of one
   // wave waits for the last rows whoever pushes, and all SMs can. Rows are wanted over the time of the others'
   // tiles.
+  const int64_t max_rows = ceil_div(call.m, nranks);
+  const double bytes = static_cast<double>(max_rows * travelling_columns(call) * 2) * nranks;
+  const int64_t num_tiles = to.num_owners * ceil_div(rows, to.gemm.block_m) * ceil_div(call.n, to.gemm.block_n);
+  const bool is_small = call.mode == MK_ALLGATHER_FORWARD && !to.is_between_nodes && max_rows <= CHUNK_ROWS &&
+                        (bytes <= FEW_BYTES || num_tiles <= all_ctas);
   const bool has_waves = to.gemm.num_workers == all_ctas;
-  const double bytes = static_cast<double>(ceil_div(call.m, nranks) * travelling_columns(call) * 2) * nranks;
-  to.plan.copy_ctas = has_waves || call.tuning.copy_ctas > 0
+  to.plan.copy_ctas = (has_waves && !is_small) || call.tuning.copy_ctas > 0
                           ? choose_push_ctas(call, num_sms, bytes, to.gemm.predicted_us, to.is_between_nodes)
                           : 0;
   choose_waves(call, rows, k, num_sms, to);
@@ -224,20 +233,54 @@ Status plan_chunks(const GemmCall& call, int rank, int nranks, RankGemmPlan& to)
   return {};
 }
 
-Status plan_gather(const GemmCall& call, int rank, int nranks, int num_sms, RankGemmPlan& to) {
+// Few rows in few tiles, all at once: clusters share the inner dimension of each, where that is expected to be
+// better. False: they do not.
+bool plan_split(const GemmCall& call, int num_sms, const GemmClusterLimits& limits, RankGemmPlan& to) {
+  if (to.is_between_nodes || call.tuning.copy_ctas > 0 || call.tuning.compute_ctas > 0) return false;
+  GemmShape shape;
+  shape.m = call.m;
+  shape.n = call.n;
+  shape.k = call.k;
+  shape.in_type = gemm_type(call.dtype);
+  shape.out_type = gemm_type(call.out_dtype);
+  shape.b_transposed = call.b_layout == MK_LAYOUT_NK;
+  const GemmPlan plan = gemm_split_plan(shape, num_sms, limits);
+  if (plan.num_split_ctas <= 1 || !may_take(call, {plan.block_m, plan.block_n, false})) return false;
+  const GemmPlan other = choose_tile(call, call.m, 1, call.k, num_sms, true);
+  if (other.block_m > 0 && other.predicted_us < plan.predicted_us) return false;
+  to.gemm = plan;
+  to.merged = true;
+  to.num_owners = 1;
+  to.plan.copy_ctas = 0;
+  to.tile_rows = static_cast<int>(ceil_div(call.m, plan.block_m));
+  return true;
+}
+
+Status plan_gather(const GemmCall& call, int rank, int nranks, int num_sms, const GemmClusterLimits& limits,
+                   RankGemmPlan& to) {
   const int64_t max_rows = ceil_div(call.m, nranks);
   const int64_t k_steps = ceil_div(call.k, GEMM_BLOCK_K);
   const int64_t flags_per_panel = int64_t{nranks} * std::max(1, num_chunks(max_rows, CHUNK_ROWS));
-  to.merged = max_rows < CHUNK_ROWS;
-  to.num_owners = to.merged ? 1 : nranks;
-  num_sms = plan_product(call, to.merged ? call.m : max_rows, call.k, nranks, num_sms, to);
+  const bool is_split = plan_split(call, num_sms, limits, to);
+  if (is_split) {
+    num_sms = to.gemm.num_ctas();
+  } else {
+    // Where all ranks' rows are few, the weights of a tile are then read once, and not once a rank.
+    to.merged = max_rows < CHUNK_ROWS || (!to.is_between_nodes && call.m <= MAX_MERGED_ROWS);
+    to.num_owners = to.merged ? 1 : nranks;
+    num_sms = plan_product(call, to.merged ? call.m : max_rows, call.k, nranks, num_sms, to);
+  }
   if (num_sms == 0) return {};
   // Tiles in flight at once would wait for their data together: panels.
-  to.num_panels = static_cast<int>(
-      std::clamp<int64_t>(std::min(k_steps / MIN_PANEL_STEPS, kFlagsPerBank / flags_per_panel), 1, MAX_PANELS));
+  const double few = static_cast<double>(max_rows * call.k * 2) / FEW_ROWS_PANEL_BYTES;
+  const int64_t most_panels = max_rows <= CHUNK_ROWS && !to.is_between_nodes
+                                  ? std::clamp<int64_t>(static_cast<int64_t>(few), 1, MAX_PANELS)
+                                  : MAX_PANELS;
+  to.num_panels = static_cast<int>(std::clamp<int64_t>(
+      std::min(k_steps / MIN_PANEL_STEPS, kFlagsPerBank / flags_per_panel), 1, most_panels));
   to.panel_steps = static_cast<int>(std::max<int64_t>(1, ceil_div(k_steps, to.num_panels)));
   to.num_panels = static_cast<int>(std::max<int64_t>(1, ceil_div(k_steps, to.panel_steps)));
-  if (!to.is_between_nodes) {
+  if (!to.is_between_nodes && !is_split) {
     const double bytes = static_cast<double>(max_rows * call.k * 2) * (to.merged ? nranks : nranks - 1);
     choose_late_workers(call, to.merged ? call.m : max_rows, bytes, num_sms, to);
   }
@@ -653,7 +696,7 @@ Status plan_network_reduction(const GemmCall& call, const TopologyView& nodes, i
 }  // namespace
 
 Result<RankGemmPlan> rank_gemm_plan(const GemmCall& call, int rank, int nranks, int num_sms,
-                                    const TopologyView* nodes) {
+                                    const TopologyView* nodes, const GemmClusterLimits& limits) {
   if (std::max({call.m, call.n, call.k}) > kMaxSize) {
     return Status(MK_ERROR_UNSUPPORTED,
                   format("mk_%s: m=%lld, n=%lld, k=%lld: on GPUs each is at most %lld", operator_name(call.op),
@@ -671,10 +714,12 @@ Result<RankGemmPlan> rank_gemm_plan(const GemmCall& call, int rank, int nranks, 
   if (nodes != nullptr && call.op == MK_OPERATOR_GEMM_ALLREDUCE)
     planned.tuning.algorithm = MK_ALGORITHM_TWO_SHOT;
   const bool gathers = call.op == MK_OPERATOR_ALLGATHER_GEMM;
-  const auto plan_operator = !gathers                          ? plan_reduction
-                             : call.mode == MK_ALLGATHER_WGRAD ? plan_wgrad
-                                                               : plan_gather;
-  MK_RETURN_IF_ERROR(plan_operator(planned, rank, nranks, num_sms, plan));
+  if (gathers && call.mode != MK_ALLGATHER_WGRAD) {
+    MK_RETURN_IF_ERROR(plan_gather(planned, rank, nranks, num_sms, limits, plan));
+  } else {
+    const auto plan_operator = gathers ? plan_wgrad : plan_reduction;
+    MK_RETURN_IF_ERROR(plan_operator(planned, rank, nranks, num_sms, plan));
+  }
   if (plan.gemm.block_m == 0) {
     return Status(MK_ERROR_UNSUPPORTED, format("mk_%s: tuning: there is no tile of tile_m=%d, tile_n=%d",
                                                operator_name(call.op), call.tuning.tile_m, call.tuning.tile_n));

@@ -49,9 +49,10 @@ struct RankGemmPlan {
   gemm_reduce_scatter::Reducers reducers{};
 };
 
-// `nodes`: who is where, when the ranks are on several nodes; null: they are on one. MK_ERROR_UNSUPPORTED: more
-// flags or signals than a bank has, or what is not built between nodes.
+// `nodes`: who is where, when the ranks are on several nodes; null: they are on one. `limits`: the clusters
+// that this rank's device runs at a time; by default none. MK_ERROR_UNSUPPORTED: more flags or signals than a
+// bank has, or what is not built between nodes.
 Result<RankGemmPlan> rank_gemm_plan(const GemmCall& call, int rank, int nranks, int num_sms,
-                                    const TopologyView* nodes = nullptr);
+                                    const TopologyView* nodes = nullptr, const GemmClusterLimits& limits = {});
 
 }  // namespace mk

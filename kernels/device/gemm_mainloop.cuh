@@ -140,6 +140,29 @@ __device__ __forceinline__ void load_tile(MainloopStorage<Config>& smem,
   }
 }
 
+// load_tile() of a CTA's first tile, when all stages are free, where A is on its way: of B, as many stages are
+// asked for before A is waited for.
+template <class Config, class WaitForA>
+__device__ __forceinline__ void load_first_tile(MainloopStorage<Config>& smem,
+                                                StageCursor<Config::NUM_STAGES>& cursor,
+                                                const LoadParams& params, const CUtensorMap* map_a, int m,
+                                                const TileWork& work, WaitForA&& wait_for_a) {
+  TileWork rest = work;
+  rest.k_begin =
+      work.k_end - work.k_begin < Config::NUM_STAGES ? work.k_end : work.k_begin + Config::NUM_STAGES;
+  for (int k_step = work.k_begin; k_step < rest.k_begin; ++k_step) {
+    const int stage = k_step - work.k_begin;
+    ptx::mbarrier_arrive_expect_tx(&smem.stage_full[stage], params.stage_bytes);
+    load_b_stage<Config>(smem, stage, &params.map_b, work.n_tile * Config::BLOCK_N, k_step * Config::BLOCK_K);
+  }
+  for (int k_step = work.k_begin; k_step < rest.k_begin; ++k_step) {
+    wait_for_a(k_step);
+    load_a_stage<Config>(smem, cursor.stage, map_a, m, k_step * Config::BLOCK_K);
+    cursor.advance();
+  }
+  load_tile<Config>(smem, cursor, params, map_a, m, rest, wait_for_a);
+}
+
 template <class Config>
 __device__ __forceinline__ void release_stage(MainloopStorage<Config>& smem, int stage) {
   if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&smem.stage_empty[stage]);

@@ -41,17 +41,21 @@ class RankLaunch {
   // False: the launch is to end without it.
   __device__ bool wait_flag(int index, DeviceRole role, DeviceObject object, int peer,
                             uint64_t object_index) const {
-    const uint64_t* word = flag(comm_.rank, index);
-    if (ptx::ld_relaxed_sys(word) < epoch_) {
-      const Tracer tracer(comm_.trace, trace_track());
-      const uint64_t start = tracer.now();
-      const bool has_come = wait_slowly(word, role, object, peer, object_index);
-      tracer.record(TraceKind::wait, start, static_cast<uint32_t>(object_index), peer);
-      if (!has_come) return false;
-    }
+    if (!see_flag(index, role, object, peer, object_index)) return false;
     // Once, and not in every poll: an acquire empties the SM's L1 cache and holds up its other warps.
-    ptx::ld_acquire_sys(word);
+    ptx::ld_acquire_sys(flag(comm_.rank, index));
     return true;
+  }
+  // The same, but for the acquire, for who waits for several: a fence_acq_rel_sys() when all are there.
+  __device__ bool see_flag(int index, DeviceRole role, DeviceObject object, int peer,
+                           uint64_t object_index) const {
+    const uint64_t* word = flag(comm_.rank, index);
+    if (ptx::ld_relaxed_sys(word) >= epoch_) return true;
+    const Tracer tracer(comm_.trace, trace_track());
+    const uint64_t start = tracer.now();
+    const bool has_come = wait_slowly(word, role, object, peer, object_index);
+    tracer.record(TraceKind::wait, start, static_cast<uint32_t>(object_index), peer);
+    return has_come;
   }
 
   // Has something failed here, or has the host called for the end? Whoever finds that nobody has asked the host

@@ -118,3 +118,11 @@ TEST_CASE("mode WGRAD: whole rows, chunk by chunk") {
     }
   }
 }
+
+TEST_CASE("a rank whose only chunk is short has no units without rows") {
+  for (const int rows : {1, 8, 17, 127, 128}) {
+    const Shape shape = {rows, 16384, 16384, 4096};
+    PushUnits units(ORDER, shape.rows, CHUNK_ROWS, shape.row_bytes, shape.panel_bytes, shape.buffer_bytes);
+    CHECK(static_cast<size_t>(units.size()) == units_of(shape).size());
+  }
+}

@@ -715,3 +715,34 @@ TEST_CASE("what cannot run between nodes on GPUs is refused") {
   CHECK(contains(refusal(make_call(MK_OPERATOR_ALLGATHER_GEMM, 512, 64, int64_t{1} << 25), NUM_SMS), "4 GiB"));
   CHECK(rank_gemm_plan(make_call(MK_OPERATOR_ALLGATHER_GEMM, 512, 512, 512), 0, 2, 3, &arrays.view()).ok());
 }
+
+TEST_CASE("clusters share the tiles of an all-gather of few rows, and ranks agree on panels whoever has them") {
+  constexpr GemmClusterLimits H200 = {{0, 0, 66, 39, 30}};
+  for (const int64_t m : {16, 128, 256, 512}) {
+    for (const int64_t n : {2560, 5120}) {
+      for (const int nranks : {2, 4, 8}) {
+        const GemmCall call = make_call(MK_OPERATOR_ALLGATHER_GEMM, m, n, 8192);
+        const Result<RankGemmPlan> with = rank_gemm_plan(call, 0, nranks, NUM_SMS, nullptr, H200);
+        REQUIRE(with.ok());
+        const RankGemmPlan plan = with.value(), without = plan_of(call, 0, nranks);
+        INFO("m " << m << " n " << n << " ranks " << nranks);
+        CHECK(without.gemm.num_split_ctas == 1);
+        CHECK(plan.num_panels == without.num_panels);
+        CHECK(plan.panel_steps == without.panel_steps);
+        CHECK(plan.area_bytes == without.area_bytes);
+        if (m <= 256) CHECK(plan.gemm.num_split_ctas > 1);
+        if (plan.gemm.num_split_ctas == 1) continue;
+        CHECK(plan.merged);
+        CHECK(plan.plan.copy_ctas == 0);
+        CHECK(plan.plan.compute_ctas == plan.gemm.num_ctas());
+        CHECK(plan.plan.compute_ctas <= NUM_SMS);
+        CHECK(plan.gemm.num_workers <= H200.at_a_time[plan.gemm.num_split_ctas]);
+      }
+    }
+  }
+  GemmCall tuned = make_call(MK_OPERATOR_ALLGATHER_GEMM, 16, 2560, 8192);
+  tuned.tuning.copy_ctas = 4;
+  const Result<RankGemmPlan> plan = rank_gemm_plan(tuned, 0, 2, NUM_SMS, nullptr, H200);
+  REQUIRE(plan.ok());
+  CHECK(plan.value().gemm.num_split_ctas == 1);
+}

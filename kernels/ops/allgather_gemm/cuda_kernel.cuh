@@ -71,9 +71,10 @@ __device__ __forceinline__ void wait_panel(const RankLaunch& launch, const CudaP
     const int last = min(last_row - begin, rows_of(params, source) - 1);
     for (int chunk = first / chunk_rows; chunk <= last / chunk_rows; ++chunk) {
       const int flag = schedule.flag(source, chunk) * params.num_panels + panel;
-      launch.wait_flag(flag, DeviceRole::compute, DeviceObject::chunk, source, chunk);
+      launch.see_flag(flag, DeviceRole::compute, DeviceObject::chunk, source, chunk);
     }
   }
+  ptx::fence_acq_rel_sys();
   // TMA is another proxy than the loads that saw the flags.
   ptx::fence_proxy_async_global();
 }
@@ -95,6 +96,30 @@ class GatheredMap {
   bool is_known_;
 };
 
+// What a producer does before it loads rows of a tile: waits for each panel when it is due.
+template <int BLOCK_M, class Params>
+class PanelWaits {
+ public:
+  __device__ __forceinline__ PanelWaits(const RankLaunch& launch, const Params& params, const SourceTile& tile,
+                                        const TileWork& work)
+      : launch_(launch),
+        params_(params),
+        tile_(tile),
+        next_step_(tile.source == params.comm.rank ? work.k_end : 0) {}
+
+  __device__ __forceinline__ void operator()(int k_step) {
+    if (k_step < next_step_) return;
+    wait_panel<BLOCK_M>(launch_, params_, tile_, k_step / params_.panel_steps);
+    next_step_ = (k_step / params_.panel_steps + 1) * params_.panel_steps;
+  }
+
+ private:
+  const RankLaunch& launch_;
+  const Params& params_;
+  const SourceTile& tile_;
+  int next_step_;  // the first of a panel not waited for
+};
+
 template <class Config, class Params>
 __device__ __forceinline__ void produce(const RankLaunch& launch, MainloopStorage<Config>& smem,
                                         const Params& params) {
@@ -108,16 +133,17 @@ __device__ __forceinline__ void produce(const RankLaunch& launch, MainloopStorag
   while (tiles.next(&work, Config::BLOCK_M, [&](int position) { return rows_at(params, position); })) {
     const SourceTile tile = source_tile<Config::BLOCK_M>(params, work);
     const bool is_own = tile.source == params.comm.rank;
-    int next_wait = is_own ? work.k_end : 0;  // the first k-step of a panel not waited for
     const Tracer tracer(params.comm.trace, TRACE_LOAD);
     tracer.begin(TraceKind::load, trace_tile(work));
-    load_tile<Config>(smem, stages, params.load,
-                      is_own ? &params.load.map_a : &params.map_gathered[map_gathered.get(launch)],
-                      is_own ? tile.first_row : tile.begin, work, [&](int k_step) {
-                        if (k_step < next_wait) return;
-                        wait_panel<Config::BLOCK_M>(launch, params, tile, k_step / params.panel_steps);
-                        next_wait = (k_step / params.panel_steps + 1) * params.panel_steps;
-                      });
+    PanelWaits<Config::BLOCK_M, Params> waits(launch, params, tile, work);
+    const int first_row = is_own ? tile.first_row : tile.begin;
+    if (work.ordinal == 0 && !is_own) {
+      const int map = map_gathered.get(launch);
+      load_first_tile<Config>(smem, stages, params.load, &params.map_gathered[map], first_row, work, waits);
+    } else {
+      const CUtensorMap* map_a = is_own ? &params.load.map_a : &params.map_gathered[map_gathered.get(launch)];
+      load_tile<Config>(smem, stages, params.load, map_a, first_row, work, waits);
+    }
     tracer.end();
   }
 }
@@ -151,6 +177,12 @@ __device__ __forceinline__ void signal_panel(const RankLaunch& launch, const Cud
   }
 }
 
+// Units are taken one by one; the first ones may have been dealt out, for a ticket takes a microsecond.
+struct PushTickets {
+  int first;      // the calling warp's
+  int num_dealt;  // to all warps; 0: none
+};
+
 // A push warp: takes units of this rank's rows one by one and pushes them to all targets at once, so that every
 // link carries its share all the time.
 // target_at(step) for each step from `first_step` on, below `end_step`: a rank to push to. done(note), of the
@@ -158,8 +190,8 @@ __device__ __forceinline__ void signal_panel(const RankLaunch& launch, const Cud
 // `num_prompt` at once.
 template <class Storage, class TargetAt, class Done>
 __device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaParams& params,
-                                          BulkPush<Storage>& push, int first_step, int end_step, int num_prompt,
-                                          TargetAt&& target_at, Done&& done) {
+                                          BulkPush<Storage>& push, const PushTickets& tickets, int first_step,
+                                          int end_step, int num_prompt, TargetAt&& target_at, Done&& done) {
   const int rank = params.comm.rank;
   const int lane = threadIdx.x % 32;
   const bool writes_outputs = launch.writes_outputs();
@@ -168,10 +200,11 @@ __device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaPa
   PushUnits units = push_units(params, Storage::PIECE_BYTES);
   const Tracer tracer(params.comm.trace, trace_track());
   const auto take_ticket = [&] {
-    return lane == 0 ? static_cast<int>(atomicAdd(&params.comm.state->push_ticket, 1u)) : 0;
+    return lane == 0 ? tickets.num_dealt + static_cast<int>(atomicAdd(&params.comm.state->push_ticket, 1u)) : 0;
   };
-  int ticket = take_ticket();  // ahead of its use, which then need not wait for it
-  bool has_last = false;       // a unit that is stored, but may not have arrived
+  // Ahead of its use, which then need not wait for it.
+  int ticket = tickets.num_dealt > 0 ? tickets.first : take_ticket();
+  bool has_last = false;  // a unit that is stored, but may not have arrived
   uint64_t last = 0;
   push.template move<PushUnit>(
       [&](PushUnit* unit) {
@@ -227,12 +260,12 @@ __device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaPa
 // The same to all ranks of a job of one node; where tiles are merged with others', to this one, too.
 template <class Storage, class Done>
 __device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaParams& params, Storage& storage,
-                                          int warp, int num_prompt, Done&& done) {
+                                          int warp, const PushTickets& tickets, int num_prompt, Done&& done) {
   const int rank = params.comm.rank;
   const int nranks = params.comm.nranks;
   BulkPush<Storage> push(storage, warp);
   push_rows(
-      launch, params, push, params.merged ? 0 : 1, nranks, num_prompt,
+      launch, params, push, tickets, params.merged ? 0 : 1, nranks, num_prompt,
       [&](int step) { return rank >= step ? rank - step : rank - step + nranks; }, done);
 }
 
@@ -240,9 +273,11 @@ __device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaPa
 // peers have tiles waiting.
 template <class Storage>
 __device__ __forceinline__ void push_beside_product(const RankLaunch& launch, const CudaParams& params,
-                                                    Storage& storage, int warp) {
+                                                    Storage& storage, int warp, int num_warps) {
   const PushUnits units = push_units(params, Storage::PIECE_BYTES);
-  push_rows(launch, params, storage, warp, 1, [&](uint64_t note) {
+  const PushTickets tickets = {warp * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x),
+                               num_warps * static_cast<int>(gridDim.x)};
+  push_rows(launch, params, storage, warp, tickets, 1, [&](uint64_t note) {
     if (threadIdx.x % 32 == 0) {
       uint32_t expected = 0;
       uint32_t* count = count_of(params, units, note, &expected);
@@ -267,7 +302,10 @@ __device__ __forceinline__ void run_push_cta(const RankLaunch& launch, const Cud
   const int warp = threadIdx.x / 32;
   if (warp < Storage::NUM_WARPS) {
     PushNotes notes(storage.signals, warp);
-    push_rows(launch, params, storage.push, warp, 0, [&](uint64_t note) { notes.add(note); });
+    const int num_ctas = static_cast<int>(gridDim.x) - params.tiles.num_workers;
+    const PushTickets tickets = {warp * num_ctas + static_cast<int>(blockIdx.x) - params.tiles.num_workers,
+                                 Storage::NUM_WARPS * num_ctas};
+    push_rows(launch, params, storage.push, warp, tickets, 0, [&](uint64_t note) { notes.add(note); });
     notes.end();
   } else {
     const PushUnits units = push_units(params, PUSH_CTA_PIECE_BYTES);
@@ -340,15 +378,15 @@ __device__ __forceinline__ void finish_rows(const CudaParams& params, RankGemmSt
 }
 
 // What a copy warp of a CTA that computes does.
-template <class Config>
-__device__ __forceinline__ void run_copy_warp(const RankLaunch& launch, const CudaParams& params,
-                                              RankGemmStorage<Config>& smem, const CopyWarp& warp) {
+template <class Storage>
+__device__ __forceinline__ void run_copy_warp(const RankLaunch& launch, const CudaParams& params, Storage& push,
+                                              const CopyWarp& warp) {
   if (warp.greets()) launch.greet();
   // One push warp a CTA that feeds several peers keeps the links busy; with two the first panels would come
   // later. A unit for one peer takes as long to get away.
   const int num_warps = params.comm.nranks == 2 ? NUM_PUSH_WARPS : 1;
   if (warp.warp < num_warps && params.schedule.k > 0 && gridDim.x == params.tiles.num_workers)
-    push_beside_product(launch, params, smem.push, warp.warp);
+    push_beside_product(launch, params, push, warp.warp, num_warps);
   if (params.a_gathered != nullptr) gather_rows(launch, params, warp);
 }
 
@@ -373,7 +411,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   run_roles<Config>(
       num_early, [&] { produce<Config>(launch, smem.mainloop, params); },
       [&](const CopyWarp& warp) {
-        if (static_cast<int>(blockIdx.x) < warp.num_ctas) run_copy_warp(launch, params, smem, warp);
+        if (static_cast<int>(blockIdx.x) < warp.num_ctas) run_copy_warp(launch, params, smem.push, warp);
       },
       [&](int warpgroup) {
         RankTileCursor tiles(tile_schedule(params), blockIdx.x, tile_order(params));

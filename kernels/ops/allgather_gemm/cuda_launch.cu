@@ -8,6 +8,7 @@
 #include "kernels/gemm/tensor_map.h"
 #include "kernels/ops/allgather_gemm/cuda_network_kernel.cuh"
 #include "kernels/ops/allgather_gemm/cuda_network_wgrad.cuh"
+#include "kernels/ops/allgather_gemm/cuda_split_kernel.cuh"
 #include "kernels/ops/allgather_gemm/cuda_wgrad.cuh"
 
 namespace mk::allgather_gemm {
@@ -81,13 +82,14 @@ LateTileSchedule late_tiles_of(const TileSchedule& tiles, const RankGemmPlan& pl
 template <class Params>
 class ForwardLaunchOf : public RankGemmLaunch {
  public:
-  ForwardLaunchOf(const RankGemmTable<Params>& table, int num_more_ctas, const GemmCall& call,
+  ForwardLaunchOf(const RankGemmKernel<Params>& kernel, int num_more_ctas, const GemmCall& call,
                   const RankGemmPlan& plan, const RankComm& comm)
-      : kernel_(find_kernel(table, RANK_GEMM_TILES, plan.gemm, call.b_layout == MK_LAYOUT_NK)),
+      : kernel_(kernel),
         num_ctas_(plan.plan.compute_ctas + plan.plan.copy_ctas + num_more_ctas),
         own_rows_(rows_count(call.m, comm.nranks, comm.rank)) {
     fill_gather(call, plan, comm, &params_);
     params_.tiles = tiles_of(call, plan);
+    params_.num_split_ctas = plan.gemm.num_split_ctas;
     params_.late_tiles = late_tiles_of(params_.tiles, plan);
     params_.order = {std::max(1, plan.tile_rows), num_in_turn(plan, comm)};
     params_.push_order = {plan.merged ? 0 : params_.order.tile_rows,
@@ -120,7 +122,7 @@ class ForwardLaunchOf : public RankGemmLaunch {
     }
     move_gather(call, &params_);
     fill(details, &params_.comm);
-    return launch_kernel(kernel_, params_, num_ctas_, stream);
+    return launch_kernel(kernel_, params_, num_ctas_, stream, params_.num_split_ctas);
   }
 
  private:
@@ -132,11 +134,20 @@ class ForwardLaunchOf : public RankGemmLaunch {
   Params params_{};
 };
 
+const RankGemmKernel<CudaParams>& forward_kernel(const GemmCall& call, const GemmPlan& plan) {
+  const bool is_fp16 = call.dtype == MK_DTYPE_FP16;
+  const bool is_transposed = call.b_layout == MK_LAYOUT_NK;
+  if (plan.num_split_ctas > 1) {
+    return find_kernel(is_fp16 ? split_kernels_fp16() : split_kernels_bf16(), GEMM_SPLIT_TILES, plan,
+                       is_transposed);
+  }
+  return find_kernel(is_fp16 ? cuda_kernels_fp16() : cuda_kernels_bf16(), RANK_GEMM_TILES, plan, is_transposed);
+}
+
 class ForwardLaunch final : public ForwardLaunchOf<CudaParams> {
  public:
   ForwardLaunch(const GemmCall& call, const RankGemmPlan& plan, const RankComm& comm)
-      : ForwardLaunchOf(call.dtype == MK_DTYPE_FP16 ? cuda_kernels_fp16() : cuda_kernels_bf16(), 0, call, plan,
-                        comm) {}
+      : ForwardLaunchOf(forward_kernel(call, plan.gemm), 0, call, plan, comm) {}
 
   PeerOutput peer_output(const GemmCall& call) const override { return gathered_output(call); }
 };
@@ -145,8 +156,10 @@ class ForwardLaunch final : public ForwardLaunchOf<CudaParams> {
 class NetworkForwardLaunch final : public ForwardLaunchOf<NetworkParams> {
  public:
   NetworkForwardLaunch(const GemmCall& call, const RankGemmPlan& plan, const RankComm& comm)
-      : ForwardLaunchOf(call.dtype == MK_DTYPE_FP16 ? cuda_network_kernels_fp16() : cuda_network_kernels_bf16(),
-                        NUM_NETWORK_CTAS, call, plan, comm) {
+      : ForwardLaunchOf(
+            find_kernel(call.dtype == MK_DTYPE_FP16 ? cuda_network_kernels_fp16() : cuda_network_kernels_bf16(),
+                        RANK_GEMM_TILES, plan.gemm, call.b_layout == MK_LAYOUT_NK),
+            NUM_NETWORK_CTAS, call, plan, comm) {
     // The network takes chunks whole, and the first one soon.
     params_.push_order = CHUNK_BY_CHUNK;
     params_.far_order = {params_.order.tile_rows, 0, 0};
@@ -277,6 +290,8 @@ std::unique_ptr<RankGemmLaunch> make(const GemmCall& call, const RankGemmPlan& p
 cudaError_t cuda_prepare(bool between_nodes) {
   cudaError_t error = prepare_table(cuda_kernels_bf16());
   if (error == cudaSuccess) error = prepare_table(cuda_kernels_fp16());
+  if (error == cudaSuccess) error = prepare_table(split_kernels_bf16());
+  if (error == cudaSuccess) error = prepare_table(split_kernels_fp16());
   if (error == cudaSuccess) error = prepare_table(wgrad_kernels_bf16());
   if (error == cudaSuccess) error = prepare_table(wgrad_kernels_fp16());
   if (!between_nodes) return error;

@@ -212,7 +212,7 @@ __device__ __forceinline__ void push_and_forward(const RankLaunch& launch, const
   BulkPush<Storage> push(storage, warp);
   const uint64_t own = static_cast<uint64_t>(params.comm.rank) << SourceNote::SOURCE_SHIFT;
   push_rows(
-      launch, params, push, 0, params.comm.order.num_local, 0,
+      launch, params, push, PushTickets{}, 0, params.comm.order.num_local, 0,
       [&](int step) { return params.comm.order.rank_at[step]; }, [&](uint64_t note) { done(own | note); });
   forward_rows(launch, params, push, done);
 }

@@ -34,8 +34,9 @@ struct CudaParams {
   // A chunk travels in panels of columns, each with a flag of its own, together with the others that are
   // computed at the same time: their tiles then compute along with the arrival, and not one after another.
   int num_panels;
-  int panel_steps;  // k-steps a panel
-  int piece_rows;   // of a chunk, that a warp brings to the gathered A at a time
+  int panel_steps;     // k-steps a panel
+  int piece_rows;      // of a chunk, that a warp brings to the gathered A at a time
+  int num_split_ctas;  // of a cluster, which share a tile's inner dimension
   const std::byte* a;
   int64_t a_pitch;        // bytes
   std::byte* a_gathered;  // or null

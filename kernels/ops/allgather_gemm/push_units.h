@@ -55,7 +55,9 @@ class PushUnits {
     const int padded = (unit_columns_ + 15) / 16 * 16;
     while (unit_rows_ < MAX_UNIT_ROWS && 2 * unit_rows_ * padded <= buffer_bytes) unit_rows_ *= 2;
     units_across_ = (panel_bytes_ + unit_columns_ - 1) / unit_columns_;
-    per_chunk_ = (chunk_rows_ + unit_rows_ - 1) / unit_rows_ * units_across_;
+    // Of a rank whose only chunk is short, none is without rows: a warp would lose a microsecond with each.
+    const int most_rows = num_chunks_ == 1 ? rows : chunk_rows_;
+    per_chunk_ = (most_rows + unit_rows_ - 1) / unit_rows_ * units_across_;
     num_panels_ = (row_bytes_ + panel_bytes_ - 1) / panel_bytes_;
   }
 

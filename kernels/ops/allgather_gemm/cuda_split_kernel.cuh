@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: MIT
+// AllGather+GEMM of few rows as one kernel: the tiles hold all ranks' rows, and the CTAs of a cluster share the
+// inner dimension of one (split_product.cuh), while their copy warps push this rank's rows.
+#pragma once
+
+#include "kernels/device/split_product.cuh"
+#include "kernels/ops/allgather_gemm/cuda_kernel.cuh"
+
+namespace mk::allgather_gemm {
+
+using SplitTable = RankGemmTable<CudaParams, NUM_GEMM_SPLIT_TILES>;
+const SplitTable& split_kernels_bf16();
+const SplitTable& split_kernels_fp16();
+
+template <class Config>
+struct SplitStorage {
+  MainloopStorage<Config> mainloop;  // the stages, and when all CTAs have multiplied, partial sums
+  EpilogueBuffers<1> epilogue[Config::NUM_CONSUMER_WARPS];
+  PushStorage<NUM_PUSH_WARPS, PUSH_PIECE_BYTES> push;
+};
+
+template <class Config>
+__device__ __forceinline__ void produce_split(const RankLaunch& launch, MainloopStorage<Config>& smem,
+                                              const CudaParams& params, const TileWork& work) {
+  GatheredMap map_gathered(launch, params);
+  ptx::prefetch_tensormap(&params.load.map_b);
+  const int first_row = work.m_tile * Config::BLOCK_M;
+  const SourceTile tile = {-1, first_row, params.m, first_row};
+  const Tracer tracer(params.comm.trace, TRACE_LOAD);
+  tracer.begin(TraceKind::load, trace_tile(work));
+  StageCursor<Config::NUM_STAGES> stages;
+  load_first_tile<Config>(smem, stages, params.load, &params.map_gathered[map_gathered.get(launch)], first_row,
+                          work, PanelWaits<Config::BLOCK_M, CudaParams>(launch, params, tile, work));
+  tracer.end();
+}
+
+template <class Config>
+__global__ void __launch_bounds__(Config::NUM_THREADS, 1)
+    allgather_gemm_split_kernel(const __grid_constant__ CudaParams params) {
+  extern __shared__ __align__(1024) uint8_t smem_bytes[];
+  SplitStorage<Config>& smem = *reinterpret_cast<SplitStorage<Config>*>(smem_bytes);
+  const RankLaunch launch(params.comm);
+  launch.begin_cta();
+  if (threadIdx.x == 0) {
+    push_init(smem.push);
+    mainloop_init<Config>(smem.mainloop);
+  }
+  __syncthreads();
+  const int cta_rank = static_cast<int>(ptx::cluster_ctarank());
+  const TileWork work = split_work(params.tiles, cta_rank, params.num_split_ctas);
+  run_roles<Config>(
+      gridDim.x, [&] { produce_split<Config>(launch, smem.mainloop, params, work); },
+      [&](const CopyWarp& warp) { run_copy_warp(launch, params, smem.push, warp); },
+      [&](int warpgroup) {
+        consume_split<Config>(smem.mainloop, smem.epilogue,
+                              {params.epilogue, params.m, params.num_split_ctas, params.comm.trace}, work,
+                              cta_rank, warpgroup);
+      });
+  if (threadIdx.x / 128 == Config::NUM_CONSUMER_WARPGROUPS) {
+    cluster_sync();
+    cluster_sync();
+  }
+  launch.end_cta();
+}
+
+template <GemmTile TILE, class Element, bool B_TRANSPOSED>
+constexpr RankGemmKernel<CudaParams> split_kernel_entry() {
+  using Config = GemmConfig<TILE.block_m, TILE.block_n, false, Element, false, B_TRANSPOSED>;
+  static_assert(split_chunks_fit<Config>() && sizeof(SplitStorage<Config>) <= 227 * 1024);
+  return {allgather_gemm_split_kernel<Config>, Config::NUM_THREADS, sizeof(SplitStorage<Config>),
+          Config::STAGE_BYTES};
+}
+
+template <class Element>
+const SplitTable& split_kernel_table() {
+  static const SplitTable table = []<size_t... TILES>(std::index_sequence<TILES...>) {
+    return SplitTable{{{split_kernel_entry<GEMM_SPLIT_TILES[TILES], Element, false>(),
+                        split_kernel_entry<GEMM_SPLIT_TILES[TILES], Element, true>()}...}};
+  }
+  (std::make_index_sequence<NUM_GEMM_SPLIT_TILES>());
+  return table;
+}
+
+}  // namespace mk::allgather_gemm
