@@ -37,7 +37,7 @@ bool encode(CUtensorMap* map, GemmType type, int rank, const void* base, const c
   return encode_tiled.load(std::memory_order_acquire)(
              map, data_type, static_cast<cuuint32_t>(rank), const_cast<void*>(base), dimensions, strides, box,
              element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+             CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 }  // namespace
