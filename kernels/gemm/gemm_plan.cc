@@ -14,7 +14,8 @@ int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // The model's constants are fitted to one H200 (docs/performance.md); only ratios between plans matter.
 constexpr double CLOCK_MHZ = 1700;
 constexpr double HBM_BYTES_PER_US = 4.3e6;
-constexpr double CTAS_TO_FILL_HBM = 64;         // with 192 KB in flight each
+constexpr double CTAS_TO_FILL_HBM = 64;       // with 192 KB in flight each
+constexpr double SPLIT_LINES_FACTOR = 1.015;  // tiles whose rows of B begin and end in the middle of 128 bytes
 constexpr double SM_LOAD_BYTES_PER_CYCLE = 52;  // L2 to one SM with all SMs loading
 constexpr double EPILOGUE_CYCLES = 3300;        // exposed after every tile; in ping-pong after the last
 constexpr double START_CYCLES = 3500;
@@ -49,10 +50,17 @@ double step_cycles(const GemmShape& shape, const GemmPlan& plan, double efficien
   return std::max(multiply, bytes / SM_LOAD_BYTES_PER_CYCLE);
 }
 
+// Rows of A that a tile loads: its box has no more than the matrix.
+int64_t loaded_a_rows(const GemmShape& shape, const GemmPlan& plan) {
+  return std::min<int64_t>(plan.block_m, ceil_divide(shape.m, 8) * 8);
+}
+
 double memory_us(const GemmShape& shape, const GemmPlan& plan) {
   const double bytes = 2.0 * (double(shape.m) * shape.k + double(shape.k) * shape.n) +
                        (shape.out_type == GemmType::fp32 ? 4.0 : 2.0) * shape.m * shape.n;
-  return bytes / HBM_BYTES_PER_US / std::min(1.0, plan.num_ctas() / CTAS_TO_FILL_HBM);
+  const bool splits_lines = !shape.b_transposed && plan.block_n % 64 != 0;
+  return bytes * (splits_lines ? SPLIT_LINES_FACTOR : 1.0) / HBM_BYTES_PER_US /
+         std::min(1.0, plan.num_ctas() / CTAS_TO_FILL_HBM);
 }
 
 // The slower of the two, and a little of the other, so that of two plans bound by memory the lighter one wins.
@@ -64,7 +72,7 @@ double predict_us(const GemmShape& shape, const GemmPlan& plan) {
   const int64_t k_steps = ceil_divide(shape.k, GEMM_BLOCK_K);
   const int64_t whole_tiles = gemm_plan_num_tiles(shape, plan) - plan.num_streamk_tiles;
   const int64_t waves = ceil_divide(whole_tiles, plan.num_workers);
-  const double step = step_cycles(shape, plan, 0.6, plan.block_m);
+  const double step = step_cycles(shape, plan, 0.6, loaded_a_rows(shape, plan));
   double cycles = START_CYCLES + waves * k_steps * step + (plan.ping_pong ? 1 : waves) * EPILOGUE_CYCLES;
   double exchange_cycles = 0;
   if (plan.num_streamk_tiles > 0) {
@@ -85,8 +93,7 @@ bool is_one_wave(const GemmShape& shape, const GemmPlan& plan) {
 // A product of few rows, a tile a CTA or a cluster.
 double predict_few_rows_us(const GemmShape& shape, const GemmPlan& plan) {
   const int64_t steps = ceil_divide(ceil_divide(shape.k, GEMM_BLOCK_K), plan.num_split_ctas);
-  const int64_t a_rows = std::min<int64_t>(plan.block_m, ceil_divide(shape.m, 8) * 8);
-  double compute_us = steps * step_cycles(shape, plan, 0.85, a_rows) / FEW_ROWS_CLOCK_MHZ;
+  double compute_us = steps * step_cycles(shape, plan, 0.85, loaded_a_rows(shape, plan)) / FEW_ROWS_CLOCK_MHZ;
   double exchange_us = 0;
   if (plan.num_split_ctas > 1) {
     compute_us *= 1 + SPLIT_CONTENTION_OF_132_CTAS * std::max(0.0, (plan.num_ctas() - CTAS_WITHOUT_CONTENTION) /
