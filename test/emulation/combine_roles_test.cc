@@ -160,7 +160,8 @@ class CombineRank {
       Smem& storage = *reinterpret_cast<Smem*>((address + 1023) / 1024 * 1024);
       moe_gemm_combine::run_between_nodes<EmulatedConfig>(params, storage, [&](const RankLaunch& launch) {
         if (threadIdx.x < 32) produce(launch, params, storage.tables);
-        moe_gemm_combine::sum_own_tokens(launch, params, storage.tables, storage.network);
+        moe_gemm_combine::sum_own_tokens(launch, params, storage.tables, storage.network,
+                                         kComputeCtas * EmulatedConfig::NUM_THREADS / 32);
       });
     });
     poison(epoch);

@@ -176,9 +176,10 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
       push_products(launch, params, smem.tables, smem.push());
     } else {
       run_product_cta<Config>(launch, params, smem, [&] {
-        sum_tokens<8>(launch, params, [&](int64_t token, TokenRows* rows) {
-          return find_rows(launch, params, smem.tables, token, rows);
-        });
+        sum_tokens<8>(launch, params, params.num_compute_ctas * Config::NUM_CONSUMER_WARPS,
+                      [&](int64_t token, TokenRows* rows) {
+                        return find_rows(launch, params, smem.tables, token, rows);
+                      });
       });
     }
   }

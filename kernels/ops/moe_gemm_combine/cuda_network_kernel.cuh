@@ -182,8 +182,10 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   extern __shared__ __align__(1024) uint8_t smem_bytes[];
   NetworkStorage<Config>& smem = *reinterpret_cast<NetworkStorage<Config>*>(smem_bytes);
   run_between_nodes<Config>(params, smem, [&](const RankLaunch& launch) {
-    run_product_cta<Config>(launch, params, smem,
-                            [&] { sum_own_tokens(launch, params, smem.tables, smem.network); });
+    run_product_cta<Config>(launch, params, smem, [&] {
+      sum_own_tokens(launch, params, smem.tables, smem.network,
+                     params.num_compute_ctas * Config::NUM_CONSUMER_WARPS);
+    });
   });
 }
 

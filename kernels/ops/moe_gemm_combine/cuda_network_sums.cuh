@@ -159,7 +159,7 @@ __device__ __forceinline__ void sum_relayed(const RankLaunch& launch, const Netw
       const uint64_t start = tracer.now();
       const int64_t sum =
           NetworkLayout::first_sum_to_send(network.regions) + network.relayed_begins[home] + token;
-      sum_token<GROUP>(params, rows_begin, rows,
+      sum_token<GROUP>(params, rows_begin, rows, all_strips(params),
                        launch.area(routing.rank, static_cast<size_t>(params.network.row(sum))));
       tracer.record(TraceKind::reduce, start, token, home);
     }
@@ -239,13 +239,14 @@ __device__ __forceinline__ bool find_rows_and_sums(const RankLaunch& launch, con
   return is_there;
 }
 
-// A warp of a CTA that computes, when it is through with its tiles.
+// One of `num_warps`, of a CTA that computes, when it is through with its tiles.
 __device__ __forceinline__ void sum_own_tokens(const RankLaunch& launch, const NetworkParams& params,
-                                               const Tables& tables, const NetworkTables& network) {
+                                               const Tables& tables, const NetworkTables& network,
+                                               int num_warps) {
   if (threadIdx.x % 32 == 0) moe::wait_routed(params.comm);
   __syncwarp();
   const moe::Counts counts(params.routing, launch.area(params.comm.rank, 0));
-  sum_tokens<8>(launch, params, [&](int64_t token, TokenRows* rows) {
+  sum_tokens<8>(launch, params, num_warps, [&](int64_t token, TokenRows* rows) {
     return find_rows_and_sums(launch, params, counts, tables, network, token, rows);
   });
 }

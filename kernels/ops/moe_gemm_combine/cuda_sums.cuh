@@ -90,13 +90,27 @@ __device__ __forceinline__ bool find_rows(const RankLaunch& launch, const CudaPa
   return is_there;
 }
 
+// 16 bytes for each lane of a warp: what it sums at a time.
+constexpr int STRIP_CHUNKS = 32;
+
+// Part of a row, in strips.
+struct Strips {
+  int begin;
+  int end;
+};
+
+__device__ __forceinline__ Strips all_strips(const CudaParams& params) {
+  const int num_chunks = static_cast<int>(params.layout.row_bytes / 16);
+  return {0, (num_chunks + STRIP_CHUNKS - 1) / STRIP_CHUNKS};
+}
+
 // The loads of GROUP rows are in flight together.
 template <class Out, int GROUP>
 __device__ __forceinline__ void sum_rows(const CudaParams& params, const std::byte* home, const TokenRows& rows,
-                                         std::byte* to) {
+                                         const Strips& strips, std::byte* to) {
   const int num_chunks = static_cast<int>(params.layout.row_bytes / 16);
 #pragma unroll 1
-  for (int first = 0; first < num_chunks; first += 32) {
+  for (int first = strips.begin * STRIP_CHUNKS; first < strips.end * STRIP_CHUNKS; first += STRIP_CHUNKS) {
     const int chunk = first + static_cast<int>(threadIdx.x % 32);
     float sums[Chunk<Out>::NUM_ELEMENTS] = {};
 #pragma unroll 1
@@ -119,40 +133,51 @@ __device__ __forceinline__ void sum_rows(const CudaParams& params, const std::by
   }
 }
 
-// A token's sum to `to`; its rows are numbered from `rows_begin` on.
+// A token's sum, or some strips of it, to the row at `to`; its rows are numbered from `rows_begin` on.
 template <int GROUP>
 __device__ __forceinline__ void sum_token(const CudaParams& params, const std::byte* rows_begin,
-                                          const TokenRows& rows, std::byte* to) {
+                                          const TokenRows& rows, const Strips& strips, std::byte* to) {
   if (params.products.out_type == GemmType::bf16) {
-    sum_rows<__nv_bfloat16, GROUP>(params, rows_begin, rows, to);
+    sum_rows<__nv_bfloat16, GROUP>(params, rows_begin, rows, strips, to);
   } else if (params.products.out_type == GemmType::fp16) {
-    sum_rows<__half, GROUP>(params, rows_begin, rows, to);
+    sum_rows<__half, GROUP>(params, rows_begin, rows, strips, to);
   } else {
-    sum_rows<float, GROUP>(params, rows_begin, rows, to);
+    sum_rows<float, GROUP>(params, rows_begin, rows, strips, to);
   }
 }
 
-// A warp: takes this rank's tokens one by one. find(token, &rows) waits for a token's rows; false: the launch
-// is to end.
+// One of `num_warps`: takes this rank's tokens one by one, or parts of them where there are fewer than warps: a
+// token of 7168 columns and 8 rows takes a warp 28 us, a microsecond of latency a strip. find(token, &rows)
+// waits for a token's rows; false: the launch is to end.
 template <int GROUP, class Find>
-__device__ __forceinline__ void sum_tokens(const RankLaunch& launch, const CudaParams& params, Find&& find) {
+__device__ __forceinline__ void sum_tokens(const RankLaunch& launch, const CudaParams& params, int num_warps,
+                                           Find&& find) {
   const int lane = threadIdx.x % 32;
   const std::byte* home = launch.area(params.comm.rank, params.layout.home_row(0));
+  const int64_t tokens = params.routing.tokens;
+  const int num_strips = all_strips(params).end;
+  const bool is_few = tokens < num_warps;
+  const int num_parts = is_few ? min(num_strips, num_warps / max(1, static_cast<int>(tokens))) : 1;
+  const int part_strips = (num_strips + num_parts - 1) / num_parts;
   const auto take_ticket = [&] {
     return lane == 0 ? static_cast<uint32_t>(atomicAdd(&params.comm.state->gather_ticket, 1u)) : 0;
   };
   uint32_t ticket = take_ticket();
 #pragma unroll 1
   while (true) {
-    const int64_t token = __shfl_sync(~0u, ticket, 0);
-    if (token >= params.routing.tokens) return;
-    ticket = take_ticket();
+    const uint32_t unit = __shfl_sync(~0u, ticket, 0);
+    const int64_t token = unit / num_parts;
+    if (token >= tokens) return;
+    if (!is_few) ticket = take_ticket();  // ahead of its time; of few, it would be another warp's
+    const int begin = static_cast<int>(unit % num_parts) * part_strips;
     TokenRows rows;
     if (!find(token, &rows)) return;
     const Tracer tracer(params.comm.trace, trace_track());
     const uint64_t start = tracer.now();
-    sum_token<GROUP>(params, home, rows, params.y + token * params.y_pitch);
+    sum_token<GROUP>(params, home, rows, {begin, min(begin + part_strips, num_strips)},
+                     params.y + token * params.y_pitch);
     tracer.record(TraceKind::reduce, start, static_cast<uint32_t>(token));
+    if (is_few) ticket = take_ticket();
   }
 }
 
