@@ -72,6 +72,8 @@ class Executor {
   // Allocates for calls up to `call`'s sizes. Collective: every rank with equal sizes.
   virtual Status prepare(const OperatorCall& call, Deadline deadline) = 0;
   virtual size_t workspace_bytes() const = 0;  // allocated so far
+  // What prepare() allocates for a call is rounded up to a multiple of this. Equal on all ranks.
+  virtual size_t workspace_granularity() const = 0;
   // Another symmetric memory of this executor's kind, for the user's allocations. Collective.
   virtual Result<std::unique_ptr<SymmetricMemory>> make_memory(Deadline deadline) = 0;
 

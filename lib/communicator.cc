@@ -521,7 +521,7 @@ mk_comm_info_t Communicator::info() const {
   info.host_threads = executor_->num_threads();
   info.prepared = prepared_bits_;
   info.epoch = executor_->epoch();
-  info.workspace_bytes = executor_->workspace_bytes() + (user_memory_ ? user_memory_->size() : 0);
+  info.workspace_bytes = workspace_bytes();
   std::snprintf(info.transport, sizeof info.transport, "%s", endpoint_ ? endpoint_->backend() : "none");
   return info;
 }
@@ -543,6 +543,17 @@ Result<size_t> Communicator::workspace_needed(const OperatorCall& call) const {
   return static_cast<size_t>(plan.value().workspace_bytes);
 }
 
+size_t Communicator::workspace_bytes() const {
+  return executor_->workspace_bytes() + (user_memory_ ? user_memory_->size() : 0);
+}
+
+bool Communicator::workspace_has_room(size_t bytes, size_t granularity) const {
+  const uint64_t limit = config_.max_workspace_bytes;
+  const uint64_t in_use = workspace_bytes();
+  const uint64_t room = limit > in_use ? limit - in_use : 0;
+  return limit == 0 || bytes <= room / granularity * granularity;
+}
+
 Status Communicator::prepare(const OperatorCall& call) {
   const std::string what = format("%s prepare(%s)", operator_name(operator_of(call)), sizes_of(call).c_str());
   const Deadline deadline = step_deadline();
@@ -550,12 +561,11 @@ Status Communicator::prepare(const OperatorCall& call) {
   const Result<size_t> needed = workspace_needed(call);
   if (!needed.ok()) return needed.status();
   MK_RETURN_IF_ERROR(meet(MeetingKind::prepare, what, payload_of(call), deadline));
-  const size_t in_use = executor_->workspace_bytes() + (user_memory_ ? user_memory_->size() : 0);
-  if (config_.max_workspace_bytes > 0 && !executor_->prepared(call) &&
-      in_use + needed.value() > config_.max_workspace_bytes) {
+  if (!executor_->prepared(call) && !workspace_has_room(needed.value(), executor_->workspace_granularity())) {
     return Status(MK_ERROR_OUT_OF_MEMORY,
-                  format("%s needs %zu bytes of workspace beside the %zu in use, max_workspace_bytes is %llu",
-                         what.c_str(), needed.value(), in_use,
+                  format("%s needs %zu bytes of workspace, in steps of %zu, beside the %zu in use, "
+                         "max_workspace_bytes is %llu",
+                         what.c_str(), needed.value(), executor_->workspace_granularity(), workspace_bytes(),
                          static_cast<unsigned long long>(config_.max_workspace_bytes)));
   }
   if (Status done = executor_->prepare(call, deadline); !done.ok()) return fatal(std::move(done));

@@ -54,6 +54,8 @@ class Communicator {
   Status enqueue(const OperatorCall& call, mk_stream_t stream, bool may_prepare);
   Status synchronize(mk_stream_t stream);
   Result<size_t> workspace_needed(const OperatorCall& call) const;
+  // Library memory of this rank, as max_workspace_bytes counts it.
+  size_t workspace_bytes() const;
 
   Result<void*> mem_alloc(size_t bytes);
   Status mem_free(void* pointer);
@@ -102,6 +104,8 @@ class Communicator {
   void await_verdict() const;
   // An exchange that failed leaves ranks in different steps: the communicator ends.
   Status fatal(Status status);
+  // May the library's memory grow by `bytes`, rounded up to `granularity`?
+  bool workspace_has_room(size_t bytes, size_t granularity) const;
   Status grow_user_memory(size_t bytes, Deadline deadline);
 
   std::optional<Meeting> peek(int peer);

@@ -18,11 +18,21 @@ Bytes encode(uint64_t value) { return WireWriter().integer(value).take(); }
 Status Communicator::grow_user_memory(size_t bytes, Deadline deadline) {
   if (!user_memory_) {
     auto made = executor_->make_memory(deadline);
-    if (!made.ok()) return made.status();
+    if (!made.ok()) return fatal(made.status());
     user_memory_ = made.take();
   }
-  Result<size_t> offset = user_memory_->grow(std::max(bytes, kMinUserGrowth), deadline);
-  if (!offset.ok()) return offset.status();
+  // More than is needed where there is room for it.
+  size_t growth = std::max(bytes, kMinUserGrowth);
+  if (!workspace_has_room(growth, user_memory_->granularity())) growth = bytes;
+  if (!workspace_has_room(growth, user_memory_->granularity())) {
+    return Status(MK_ERROR_OUT_OF_MEMORY,
+                  format("mk_mem_alloc: %zu bytes, in steps of %zu, beside the %zu in use exceed "
+                         "max_workspace_bytes %llu",
+                         bytes, user_memory_->granularity(), workspace_bytes(),
+                         static_cast<unsigned long long>(config_.max_workspace_bytes)));
+  }
+  Result<size_t> offset = user_memory_->grow(growth, deadline);
+  if (!offset.ok()) return fatal(offset.status());
   heap_.extend(user_memory_->size() - offset.value());
   return {};
 }
@@ -33,14 +43,7 @@ Result<void*> Communicator::mem_alloc(size_t bytes) {
       meet(MeetingKind::mem_alloc, format("mk_mem_alloc(%zu bytes)", bytes), encode(bytes), deadline));
   std::optional<size_t> offset = heap_.allocate(bytes);
   if (!offset) {
-    const size_t in_use = executor_->workspace_bytes() + (user_memory_ ? user_memory_->size() : 0);
-    const size_t limit = config_.max_workspace_bytes;
-    if (limit > 0 && (bytes > limit || in_use > limit - bytes)) {
-      return Status(MK_ERROR_OUT_OF_MEMORY,
-                    format("mk_mem_alloc: %zu bytes beside the %zu in use exceed max_workspace_bytes %zu",
-                           bytes, in_use, limit));
-    }
-    if (Status grown = grow_user_memory(bytes, deadline); !grown.ok()) return fatal(std::move(grown));
+    MK_RETURN_IF_ERROR(grow_user_memory(bytes, deadline));
     offset = heap_.allocate(bytes);
   }
   if (!offset)

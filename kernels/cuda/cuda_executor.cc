@@ -102,6 +102,11 @@ size_t CudaExecutor::workspace_bytes() const {
   return (workspace_ ? max_workspace_bytes() : 0) + (lone_rank ? lone_rank->workspace_bytes() : 0);
 }
 
+size_t CudaExecutor::workspace_granularity() const {
+  const CudaRank* rank = device_rank();
+  return rank ? rank->workspace_granularity() : 1;
+}
+
 // Valid until the next call of this function, or of prepare().
 Result<CudaExecutor::Planned*> CudaExecutor::planned(const GemmCall& call) const {
   if (Planned* known = planned_.find(call)) return known;

@@ -36,6 +36,7 @@ class CudaExecutor : public Executor {
   bool prepared(const OperatorCall& call) const override;
   Status prepare(const OperatorCall& call, Deadline deadline) override;
   size_t workspace_bytes() const override;
+  size_t workspace_granularity() const override;
   Result<std::unique_ptr<SymmetricMemory>> make_memory(Deadline deadline) override;
   Status enqueue(const OperatorCall& call, mk_stream_t stream) override;
   Result<bool> capturing(mk_stream_t stream) override;

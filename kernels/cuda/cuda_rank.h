@@ -41,6 +41,7 @@ class CudaRank {
     return memory_->size() + sizeof(LaunchState) + num_sms_ * STAGING_BYTES +
            (network_ != nullptr ? sizeof(NetworkState) : 0);
   }
+  size_t workspace_granularity() const { return memory_->granularity(); }
   // Who is where, when the ranks are on several nodes; else null.
   const TopologyView* nodes() const { return context_.endpoint != nullptr ? &arrays_.view() : nullptr; }
   // CTAs of a launch: the fewest that any rank can have, because plans follow from it.

@@ -28,6 +28,7 @@ class HostExecutor : public Executor {
   bool prepared(const OperatorCall& call) const override { return find_prepared(call) != nullptr; }
   Status prepare(const OperatorCall& call, Deadline deadline) override;
   size_t workspace_bytes() const override { return rank_->memory().size(); }
+  size_t workspace_granularity() const override { return rank_->memory().granularity(); }
   Result<std::unique_ptr<SymmetricMemory>> make_memory(Deadline deadline) override {
     return make_host_symmetric_memory(context_.topology, context_.exchange, context_.abort, deadline);
   }

@@ -333,6 +333,48 @@ TEST_CASE("max_workspace_bytes") {
   CHECK(all_answer(job.finalize(), MK_SUCCESS));
 }
 
+TEST_CASE("the library's memory never exceeds max_workspace_bytes, whatever steps it grows by") {
+  JobOptions options(node_layout(2, 1));
+  ThreadJob free(options);
+  REQUIRE(all_answer(free.started(), MK_SUCCESS));
+  mk_comm_info_t info = MK_COMM_INFO_INIT;
+  REQUIRE(mk_comm_get_info(free.comm(0), &info) == MK_SUCCESS);
+  const uint64_t base = info.workspace_bytes;
+  // Room for two steps of 64 KB and a bit, which is less than an allocation takes where there is more.
+  options.config.max_workspace_bytes = base + (150 << 10);
+  ThreadJob job(options);
+  REQUIRE(failures(job.started()) == "");
+  const auto allocate = [&](size_t bytes) {
+    return job.each([bytes](int, mk_comm_t comm) {
+      void* memory = nullptr;
+      return mk_mem_alloc(comm, bytes, &memory);
+    });
+  };
+  const auto in_use = [&] {
+    mk_comm_info_t of_job = MK_COMM_INFO_INIT;
+    REQUIRE(mk_comm_get_info(job.comm(1), &of_job) == MK_SUCCESS);
+    return of_job.workspace_bytes;
+  };
+  CHECK(all_answer(allocate(100 << 10), MK_SUCCESS));
+  CHECK(in_use() == base + (128 << 10));
+  // What is there already is given out; then 22 KB are left to the limit, but memory grows by 64.
+  CHECK(all_answer(allocate(20 << 10), MK_SUCCESS));
+  const auto refused = allocate(16 << 10);
+  INFO(text_of(refused));
+  CHECK(all_answer(refused, MK_ERROR_OUT_OF_MEMORY));
+  CHECK(refused[0].says("in steps of 65536"));
+  const auto prepared = job.each([](int, mk_comm_t comm) {
+    mk_gemm_maxima_t maxima = MK_GEMM_MAXIMA_INIT;
+    maxima.m = 8, maxima.n = 8, maxima.k = 8;
+    return mk_gemm_allreduce_prepare(comm, &maxima);
+  });
+  INFO(text_of(prepared));
+  CHECK(all_answer(prepared, MK_ERROR_OUT_OF_MEMORY));
+  CHECK(prepared[1].says("in steps of 65536"));
+  CHECK(in_use() == base + (128 << 10));
+  CHECK(all_answer(job.finalize(), MK_SUCCESS));
+}
+
 TEST_CASE("configurations and job sizes that differ are named on every rank") {
   const auto init = [](const std::function<void(mk_comm_config_t&, int& nranks, int& rank)>& change) {
     mk_unique_id_t id;
