@@ -2,6 +2,8 @@
 // Creation, regions and bad commands, for every backend.
 #include "transport/endpoint.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
@@ -34,6 +36,27 @@ std::string status_name(mk_status_t code) {
       return "another error: ";
   }
 }
+
+// Address space of which only the pages that are touched become memory.
+class SparseMemory {
+ public:
+  explicit SparseMemory(size_t bytes)
+      : bytes_(bytes),
+        base_(
+            mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) {}
+  ~SparseMemory() {
+    if (ok()) munmap(base_, bytes_);
+  }
+  SparseMemory(const SparseMemory&) = delete;
+  SparseMemory& operator=(const SparseMemory&) = delete;
+  bool ok() const { return base_ != MAP_FAILED; }
+  size_t bytes() const { return bytes_; }
+  uint8_t* at(size_t offset) const { return static_cast<uint8_t*>(base_) + offset; }
+
+ private:
+  size_t bytes_;
+  void* base_;
+};
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
@@ -72,6 +95,65 @@ TEST_CASE("regions differ in size, grow in number, and their ids are used again"
             }
             return rank.failure();
           }) == "");
+  }
+}
+
+// NICs register memory in pieces of a gigabyte.
+TEST_CASE("a put may cross a gigabyte, of its source, its target or both", "[transport]") {
+  constexpr uint64_t kGigabyte = 1u << 30;
+  constexpr size_t kBytes = 2 * kGigabyte + (1 << 20);
+  struct Put {
+    uint64_t source;
+    uint64_t target;
+    uint32_t bytes;
+  };
+  const Put puts[] = {
+      {kGigabyte - 1000, 4096, 3000},                           // the source alone
+      {4096, kGigabyte - 2, 3},                                 // the target alone
+      {kGigabyte - 150000, kGigabyte - 290000, 300001},         // both, at different bytes
+      {2 * kGigabyte - 70000, 2 * kGigabyte - 70000, 140000},   // both at the same byte
+      {2 * kGigabyte + 100000, 2 * kGigabyte + 200000, 56000},  // beyond, crossing nothing
+      {kGigabyte - 64, kGigabyte + 300000, 64},                 // up to the end of one,
+      {kGigabyte, 2 * kGigabyte + 300000, 64},                  // and from the first byte of the next
+  };
+  const auto value = [](uint64_t offset, uint32_t n) {
+    return static_cast<uint8_t>(offset * 7 + offset / 4099 + n + 1);
+  };
+  for (const BackendCase& backend : backend_cases()) {
+    for (const RankKind kind : rank_kinds()) {
+      INFO(backend.backend << " " << backend.environment);
+      const SparseMemory memories[2]{SparseMemory(kBytes), SparseMemory(kBytes)};
+      REQUIRE((memories[0].ok() && memories[1].ok()));
+      CHECK(run_ranks(kind, backend, kTwoNodes, [&](Rank& rank) -> std::string {
+              const SparseMemory& memory = memories[rank.rank];
+              MK_EXPECT_OK(rank.connect({}));
+              const auto region =
+                  rank.endpoint->register_region(memory.at(0), memory.bytes(), Deadline::after(rank.timeout));
+              MK_EXPECT_OK(region.status());
+              for (uint32_t n = 0; n < std::size(puts); ++n) {
+                const Put& put = puts[n];
+                if (rank.rank == 0) {
+                  for (uint64_t i = 0; i < put.bytes; ++i)
+                    *memory.at(put.source + i) = value(put.source + i, n);
+                  MK_EXPECT(rank.barrier());
+                  MK_EXPECT(rank.post(
+                      make_put(1, region_address(0, put.source), region_address(0, put.target), put.bytes, n)));
+                  MK_EXPECT(rank.wait_complete());
+                } else {
+                  *memory.at(put.target - 1) = 0xee;
+                  *memory.at(put.target + put.bytes) = 0xee;
+                  MK_EXPECT(rank.barrier());
+                  MK_EXPECT(rank.wait([&] { return rank.endpoint->signal(n) == 1; }));
+                  for (uint64_t i = 0; i < put.bytes; ++i)
+                    MK_EXPECT(*memory.at(put.target + i) == value(put.source + i, n));
+                  MK_EXPECT(*memory.at(put.target - 1) == 0xee && *memory.at(put.target + put.bytes) == 0xee);
+                }
+                MK_EXPECT(rank.barrier());
+              }
+              rank.endpoint->deregister_region(0);
+              return rank.failure();
+            }) == "");
+    }
   }
 }
 
