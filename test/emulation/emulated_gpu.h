@@ -15,7 +15,13 @@ namespace mk::test {
 
 class EmulatedGpu {
  public:
-  explicit EmulatedGpu(Rank& rank) : rank_(rank) {}
+  explicit EmulatedGpu(Rank& rank) : rank_(rank) {
+    rank.abort.on_raise([stop = stop_] {
+      std::lock_guard lock(stop->mutex);
+      if (stop->gpu != nullptr) stop->gpu->set_abort();
+    });
+  }
+  ~EmulatedGpu() { set_stop(nullptr); }
 
   Status set_up(int num_ctas, size_t bank_bytes, int64_t wait_timeout_ms = 60000) {
     EndpointOptions options;
@@ -42,6 +48,7 @@ class EmulatedGpu {
     auto made = CudaRank::make(*context_, 0, num_ctas, Deadline::after(rank_.timeout));
     if (!made.ok()) return made.status();
     gpu_ = made.take();
+    set_stop(gpu_.get());
     const auto arena = gpu_->add_arena(bank_bytes, Deadline::after(rank_.timeout));
     if (!arena.ok()) return arena.status();
     arena_ = arena.value();
@@ -77,7 +84,19 @@ class EmulatedGpu {
   }
 
  private:
+  // What an abort of the rank stops; the token may outlive this object.
+  struct Stop {
+    std::mutex mutex;
+    CudaRank* gpu = nullptr;
+  };
+  void set_stop(CudaRank* gpu) {
+    std::lock_guard lock(stop_->mutex);
+    stop_->gpu = gpu;
+    if (gpu != nullptr && rank_.abort.raised()) gpu->set_abort();
+  }
+
   Rank& rank_;
+  const std::shared_ptr<Stop> stop_ = std::make_shared<Stop>();
   std::optional<ExecutorContext> context_;
   std::unique_ptr<CudaRank> gpu_;
   CudaRank::Arena arena_{};

@@ -49,15 +49,40 @@ std::string report(Rank& rank, const std::string& text) {
   return "rank " + std::to_string(rank.rank) + ": " + text + (said ? "" : "(" + failure + ") ");
 }
 
+// The ranks that run now. One that has something to report ends the waits of the others, for it will not do
+// what they wait for.
+class RunningRanks {
+ public:
+  void add(Rank* rank) {
+    std::lock_guard lock(mutex_);
+    ranks_.insert(rank);
+  }
+  void remove(Rank* rank, const std::string& text) {
+    std::lock_guard lock(mutex_);
+    ranks_.erase(rank);
+    if (text.empty()) return;
+    for (Rank* other : ranks_)
+      other->abort.raise(Status(MK_ERROR_ABORTED, format("rank %d has ended", rank->rank)));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::set<Rank*> ranks_;
+};
+
 std::string run_threads(const std::vector<int>& node_of_rank, const RankBody& body) {
   const int nranks = static_cast<int>(node_of_rank.size());
   LocalExchange exchange(nranks);
+  RunningRanks running;
   std::vector<std::string> texts(node_of_rank.size());
   std::vector<std::thread> threads;
   for (int r = 0; r < nranks; ++r) {
     threads.emplace_back([&, r] {
       Rank rank(r, node_of_rank, exchange.of(r));
-      texts[static_cast<size_t>(r)] = report(rank, body(rank));
+      running.add(&rank);
+      std::string& text = texts[static_cast<size_t>(r)];
+      text = report(rank, body(rank));
+      running.remove(&rank, text);
     });
   }
   for (std::thread& thread : threads) thread.join();
