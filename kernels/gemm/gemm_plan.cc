@@ -14,8 +14,8 @@ int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // The model's constants are fitted to one H200 (docs/performance.md); only ratios between plans matter.
 constexpr double CLOCK_MHZ = 1700;
 constexpr double HBM_BYTES_PER_US = 4.3e6;
-constexpr double CTAS_TO_FILL_HBM = 64;       // with 192 KB in flight each
-constexpr double SPLIT_LINES_FACTOR = 1.015;  // tiles whose rows of B begin and end in the middle of 128 bytes
+constexpr double CTAS_TO_FILL_HBM = 64;         // with 192 KB in flight each
+constexpr double SPLIT_LINES_FACTOR = 1.015;    // rows of B that begin in the middle of 128 bytes
 constexpr double SM_LOAD_BYTES_PER_CYCLE = 52;  // L2 to one SM with all SMs loading
 constexpr double EPILOGUE_CYCLES = 3300;        // exposed after every tile; in ping-pong after the last
 constexpr double START_CYCLES = 3500;

@@ -30,6 +30,15 @@ std::string run_all_operators(ThreadJob& job, uint64_t seed) {
   return "";
 }
 
+// Library memory of a communicator that nothing has been prepared on.
+uint64_t workspace_of_new(const JobOptions& options) {
+  ThreadJob job(options);
+  REQUIRE(all_answer(job.started(), MK_SUCCESS));
+  mk_comm_info_t info = MK_COMM_INFO_INIT;
+  REQUIRE(mk_comm_get_info(job.comm(0), &info) == MK_SUCCESS);
+  return info.workspace_bytes;
+}
+
 }  // namespace
 
 // First, while this process has no threads.
@@ -306,11 +315,7 @@ TEST_CASE("symmetric and registered memory") {
 
 TEST_CASE("max_workspace_bytes") {
   JobOptions options(node_layout(2, 1));
-  ThreadJob free(options);
-  REQUIRE(all_answer(free.started(), MK_SUCCESS));
-  mk_comm_info_t info = MK_COMM_INFO_INIT;
-  REQUIRE(mk_comm_get_info(free.comm(0), &info) == MK_SUCCESS);
-  options.config.max_workspace_bytes = info.workspace_bytes + (4 << 20);
+  options.config.max_workspace_bytes = workspace_of_new(options) + (4 << 20);
   ThreadJob job(options);
   REQUIRE(failures(job.started()) == "");
   const auto too_much = job.each([](int, mk_comm_t comm) {
@@ -335,11 +340,7 @@ TEST_CASE("max_workspace_bytes") {
 
 TEST_CASE("the library's memory never exceeds max_workspace_bytes, whatever steps it grows by") {
   JobOptions options(node_layout(2, 1));
-  ThreadJob free(options);
-  REQUIRE(all_answer(free.started(), MK_SUCCESS));
-  mk_comm_info_t info = MK_COMM_INFO_INIT;
-  REQUIRE(mk_comm_get_info(free.comm(0), &info) == MK_SUCCESS);
-  const uint64_t base = info.workspace_bytes;
+  const uint64_t base = workspace_of_new(options);
   // Room for two steps of 64 KB and a bit, which is less than an allocation takes where there is more.
   options.config.max_workspace_bytes = base + (150 << 10);
   ThreadJob job(options);
