@@ -56,7 +56,7 @@ class DeviceTensors {
     void* host = nullptr;
     const int64_t bytes;
     Buffer device;
-    explicit Tensor(int64_t size) : bytes(size), device(static_cast<size_t>(size)) {}
+    Tensor(int64_t size, cudaStream_t stream) : bytes(size), device(static_cast<size_t>(size), stream) {}
   };
 
   void begin() { used_ = 0; }
@@ -70,7 +70,7 @@ class DeviceTensors {
   }
   template <class T>
   void take(T*& pointer, int64_t bytes) {
-    if (used_ == tensors_.size()) tensors_.emplace_back(bytes);
+    if (used_ == tensors_.size()) tensors_.emplace_back(bytes, stream_);
     Tensor& tensor = tensors_[used_++];
     tensor.host = const_cast<void*>(static_cast<const void*>(pointer));
     copy(tensor.device.data, tensor.host, bytes);

@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -93,10 +94,16 @@ inline void run_ranks(int nranks, const std::function<void(Rank&)>& body,
 struct Buffer {
   void* data = nullptr;
   size_t bytes;
+  std::optional<cudaStream_t> stream;
   explicit Buffer(size_t size) : bytes(size < 256 ? 256 : size) {
     require_cuda(cudaMalloc(&data, bytes), "cudaMalloc");
   }
-  ~Buffer() { cudaFree(data); }
+  // For ranks that may share a GPU, while others have kernels there that wait for this one: cudaFree would wait
+  // for those.
+  Buffer(size_t size, cudaStream_t of) : bytes(size < 256 ? 256 : size), stream(of) {
+    require_cuda(cudaMallocAsync(&data, bytes, of), "cudaMallocAsync");
+  }
+  ~Buffer() { stream ? cudaFreeAsync(data, *stream) : cudaFree(data); }
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
 };
