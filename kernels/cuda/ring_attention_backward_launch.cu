@@ -54,6 +54,7 @@ cudaError_t launch_row_sums(const RingAttentionCall& call, const RingAttentionBa
   params.bank_bytes = comm.bank_bytes;
   params.slices = plan.tiles.slices;
   params.places = plan.row_places();
+  params.query_sums = plan.query_sums();
   params.rank = comm.rank;
   params.heads = call.heads;
   params.dim = call.dim;
@@ -148,7 +149,6 @@ cudaError_t launch_with(const CudaTableOf<Params>& table, const RingAttentionCal
     return cudaErrorInvalidValue;
   }
   params.tiles = plan.tiles;
-  params.num_query_tiles = plan.tiles.size();
   params.num_key_tiles = plan.num_key_tiles;
   params.num_push_ctas = plan.num_push_ctas;
   params.dim = call.dim;

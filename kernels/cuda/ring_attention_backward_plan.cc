@@ -18,13 +18,13 @@ constexpr int FLAGS_A_PANEL = 2;  // of its keys and of its parts
 GradientPanels make_panels(const RingAttentionCall& call, const CudaSlices& slices) {
   const int head_dim = call.dim <= 64 ? 64 : 128;
   return {{key_panels(call, slices, head_dim, BLOCK_ROWS, TILE_BLOCKS, FLAGS_A_PANEL),
-           static_cast<int>(call.batch) * call.heads, head_dim}};
+           static_cast<int>(call.batch) * call.heads, head_dim, true}};
 }
 
 GradientPanels make_packed_panels(const RingAttentionCall& call, int nranks, bool zigzag) {
   const int head_dim = call.dim <= 64 ? 64 : 128;
   return {{packed_panels(call, nranks, zigzag, head_dim, BLOCK_ROWS, TILE_BLOCKS, FLAGS_A_PANEL),
-           static_cast<int>(call.batch) * call.heads, head_dim}};
+           static_cast<int>(call.batch) * call.heads, head_dim, false}};
 }
 
 // A put of keys is one of parts, too, whose rows are twice as large.
@@ -34,7 +34,7 @@ NetworkGradientPanels make_network_panels(const RingAttentionCall& call, const C
                                           const TopologyView& nodes) {
   const GradientPanels of_node = make_panels(call, slices);
   return {{network_panels(call, slices, BLOCK_ROWS, of_node, network_needs(nodes)), of_node.num_query_heads,
-           of_node.head_dim},
+           of_node.head_dim, of_node.sums_queries},
           most_part_slots(nodes)};
 }
 
@@ -43,13 +43,8 @@ PackedNetworkGradientPanels make_packed_network_panels(const RingAttentionCall& 
   const GradientPanels of_node = make_packed_panels(call, nodes.nranks, zigzag);
   return {{packed_network_panels(call, packed_slices(call, nodes.nranks, zigzag), BLOCK_ROWS, of_node,
                                  network_needs(nodes)),
-           of_node.num_query_heads, of_node.head_dim},
+           of_node.num_query_heads, of_node.head_dim, of_node.sums_queries},
           most_part_slots(nodes)};
-}
-
-// Tiles of queries, and of keys of which its queries see something: the same in any order.
-int64_t tiles_of_rank(const RingAttentionBackwardPlan& plan) {
-  return int64_t{plan.tiles.batch} * plan.tiles.heads * plan.tiles.tiles_of_head() + plan.key_tiles.size();
 }
 
 // Bytes of a rank's parts of an owner's keys.
@@ -120,9 +115,9 @@ Result<RingAttentionBackwardPlan> ring_attention_backward_plan(const RingAttenti
   const GradientPanels one = make_panels(call, slices);
   plan.panels = is_packed ? make_packed_panels(call, nranks, is_zigzag) : one;
   plan.tiles = {slices, rank, static_cast<int>(call.batch), call.heads, std::max(1, call.kv_heads), TILE_ROWS};
-  plan.key_tiles = {slices, {{rank}}, plan.panels.num_heads};
+  plan.key_tiles = {slices, {{rank}}, plan.panels.num_heads, plan.panels.heads_at_once(slices.causal)};
   if (nodes == nullptr) MK_RETURN_IF_ERROR(check_flags(call, plan.panels, plan.panels.num_flags()));
-  const int64_t num_tiles = is_packed ? most_packed_tiles(call, nranks, is_zigzag) : tiles_of_rank(plan);
+  const int64_t num_tiles = is_packed ? most_packed_tiles(call, nranks, is_zigzag) : plan.key_tiles.size();
   if (num_tiles > INT32_MAX) return unsupported(call, "more than 2^31 tiles: use several calls");
   plan.num_key_tiles = static_cast<int>(plan.key_tiles.size());
   if (is_packed) {

@@ -99,14 +99,11 @@ class AttentionGradientConsumer {
     bool is_last;
     do {
       float weights[NUM_WEIGHTS], d_weights[NUM_WEIGHTS];
-      multiply(weights, d_weights);
-      ptx::wgmma_wait_group<1>();
-      ptx::wgmma_fence_registers(weights);
-      weigh_columns(weights);
-      mask(weights, smem_.blocks[stage_]);
-      ptx::wgmma_wait_group<0>();
-      ptx::wgmma_fence_registers(d_weights);
-      differentiate_columns(weights, d_weights);
+      float2 lse[NUM_WEIGHTS / 4];
+      multiply_first(weights);
+      load_columns(0, lse);
+      multiply_second(d_weights);
+      weigh_columns(lse, smem_.blocks[stage_], mask, weights, d_weights);
       pack(weights, packed_weights);
       pack(d_weights, packed_d_weights);
       accumulate(packed_weights, Config::KEY_BYTES, d_values);
@@ -163,7 +160,7 @@ class AttentionGradientConsumer {
   // The tile's room may be filled again.
   __device__ __forceinline__ void end_tile() { release(smem_.tile_empty); }
 
- private:
+ protected:
   static __device__ __forceinline__ void wait(uint64_t* barrier, uint32_t phase) {
     while (!ptx::mbarrier_try_wait_parity(barrier, phase)) {
     }
@@ -208,23 +205,28 @@ class AttentionGradientConsumer {
     return ptx::wgmma_descriptor_swizzle_128b(0, Config::KEY_COLUMN_BYTES, 1024) | low;
   }
 
-  // The tile's rows by those of this stage, in two groups on their way: of the first tensors, of the second.
+  // The tile's rows by those of this stage, on their way: of the first tensors, of the second.
   __device__ __forceinline__ void multiply(float (&weights)[NUM_WEIGHTS],
                                            float (&d_weights)[NUM_WEIGHTS]) const {
+    multiply_first(weights);
+    multiply_second(d_weights);
+  }
+  __device__ __forceinline__ void multiply_first(float (&weights)[NUM_WEIGHTS]) const {
     wait(&smem_.stream_full[stage_], phase_);
-    uint32_t tile = tile_, stream = stream_ + stage_ * (Config::PAIR_BYTES >> 4);
+    multiply_tensors(0, weights);
+  }
+  __device__ __forceinline__ void multiply_second(float (&d_weights)[NUM_WEIGHTS]) const {
+    multiply_tensors(Config::KEY_BYTES, d_weights);
+  }
+  __device__ __forceinline__ void multiply_tensors(int offset_bytes, float (&products)[NUM_WEIGHTS]) const {
+    uint32_t tile = tile_;
+    const uint32_t stream = stream_ + stage_ * (Config::PAIR_BYTES >> 4);
     ptx::forget(tile);
     ptx::wgmma_fence();
 #pragma unroll
     for (int k16 = 0; k16 < Config::HEAD_DIM / 16; ++k16) {
-      const int at = k16 / 4 * (Config::KEY_COLUMN_BYTES >> 4) + k16 % 4 * (32 >> 4);
-      ptx::wgmma_mma_async_k16<Element, 0, 0>(weights, descriptor(tile + at), descriptor(stream + at), k16 > 0);
-    }
-    ptx::wgmma_commit_group();
-#pragma unroll
-    for (int k16 = 0; k16 < Config::HEAD_DIM / 16; ++k16) {
-      const int at = (Config::KEY_BYTES >> 4) + k16 / 4 * (Config::KEY_COLUMN_BYTES >> 4) + k16 % 4 * (32 >> 4);
-      ptx::wgmma_mma_async_k16<Element, 0, 0>(d_weights, descriptor(tile + at), descriptor(stream + at),
+      const int at = (offset_bytes >> 4) + k16 / 4 * (Config::KEY_COLUMN_BYTES >> 4) + k16 % 4 * (32 >> 4);
+      ptx::wgmma_mma_async_k16<Element, 0, 0>(products, descriptor(tile + at), descriptor(stream + at),
                                               k16 > 0);
     }
     ptx::wgmma_commit_group();
@@ -251,27 +253,39 @@ class AttentionGradientConsumer {
     constexpr float LOG2E = 1.44269504088896341f;
     return ptx::ex2_approx(fmaf(logit, scale_, -lse) * LOG2E);
   }
-  __device__ __forceinline__ float2 columns_of(int which, int j) const {
-    return *reinterpret_cast<const float2*>(&smem_.rows[stage_][which][8 * j + threadIdx.x % 4 * 2]);
-  }
-  __device__ __forceinline__ void weigh_columns(float (&weights)[NUM_WEIGHTS]) const {
+  // Of this stage's queries what a thread's columns need: lse (0) or delta (1).
+  __device__ __forceinline__ void load_columns(int which, float2 (&columns)[NUM_WEIGHTS / 4]) const {
 #pragma unroll
     for (int j = 0; j < NUM_WEIGHTS / 4; ++j) {
-      const float2 lse = columns_of(0, j);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) weights[4 * j + i] = weigh(weights[4 * j + i], i % 2 == 0 ? lse.x : lse.y);
+      columns[j] = *reinterpret_cast<const float2*>(&smem_.rows[stage_][which][8 * j + threadIdx.x % 4 * 2]);
     }
   }
-  // dS in place of dP.
-  __device__ __forceinline__ void differentiate_columns(const float (&weights)[NUM_WEIGHTS],
-                                                        float (&d_weights)[NUM_WEIGHTS]) const {
+  // P, then dS, of what is on its way, in place. `lse` and delta are there before they are needed, and `mask`
+  // is told of this stage's block.
+  template <class Mask>
+  __device__ __forceinline__ void weigh_columns(const float2 (&lse)[NUM_WEIGHTS / 4],
+                                                const StreamedBlock& block, Mask&& mask,
+                                                float (&weights)[NUM_WEIGHTS],
+                                                float (&d_weights)[NUM_WEIGHTS]) const {
+    ptx::wgmma_wait_group<1>();
+    ptx::wgmma_fence_registers(weights);
+    float2 delta[NUM_WEIGHTS / 4];
+    load_columns(1, delta);
 #pragma unroll
     for (int j = 0; j < NUM_WEIGHTS / 4; ++j) {
-      const float2 delta = columns_of(1, j);
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        weights[4 * j + i] = weigh(weights[4 * j + i], i % 2 == 0 ? lse[j].x : lse[j].y);
+    }
+    mask(weights, block);
+    ptx::wgmma_wait_group<0>();
+    ptx::wgmma_fence_registers(d_weights);
+#pragma unroll
+    for (int j = 0; j < NUM_WEIGHTS / 4; ++j) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         float& value = d_weights[4 * j + i];
-        value = weights[4 * j + i] * (value - (i % 2 == 0 ? delta.x : delta.y));
+        value = weights[4 * j + i] * (value - (i % 2 == 0 ? delta[j].x : delta[j].y));
       }
     }
   }

@@ -78,6 +78,17 @@ __device__ __forceinline__ void cp_async_bulk_global_shared(void* gmem_destinati
                : "memory");
 }
 
+// PTX ISA 9.7.9.25.4.2: cp.reduce.async.bulk, shared to global, `.add` of `.f32`. Addresses and size are
+// multiples of 16 bytes; each element is added at once, in no order among them.
+__device__ __forceinline__ void cp_reduce_async_bulk_add_f32_global_shared(void* gmem_destination,
+                                                                           const void* smem_source,
+                                                                           uint32_t num_bytes) {
+  asm volatile(
+      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(gmem_destination),
+      "r"(smem_address(smem_source)), "r"(num_bytes)
+      : "memory");
+}
+
 // PTX ISA: cp.async.bulk.commit_group
 __device__ __forceinline__ void cp_async_bulk_commit_group() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");

@@ -53,6 +53,7 @@ __device__ __forceinline__ constexpr uint64_t wgmma_descriptor_swizzle_128b(uint
 
 // PTX ISA 9.7.15.5.2: wgmma.mma_async, d = a b (+ d if ACCUMULATE), fp32 accumulators.
 // The only difference between the two input types is the type's name in the instruction.
+#define MK_WGMMA_D16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define MK_WGMMA_D32                                                       \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -101,6 +102,7 @@ __device__ __forceinline__ constexpr uint64_t wgmma_descriptor_swizzle_128b(uint
 #define MK_WGMMA_D8(d, i)                                                                                     \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
       "+f"(d[i + 7])
+#define MK_WGMMA_OUT16(d) MK_WGMMA_D8(d, 0), MK_WGMMA_D8(d, 8)
 #define MK_WGMMA_OUT32(d) MK_WGMMA_D8(d, 0), MK_WGMMA_D8(d, 8), MK_WGMMA_D8(d, 16), MK_WGMMA_D8(d, 24)
 #define MK_WGMMA_OUT64(d)                                                                           \
   MK_WGMMA_D8(d, 0), MK_WGMMA_D8(d, 8), MK_WGMMA_D8(d, 16), MK_WGMMA_D8(d, 24), MK_WGMMA_D8(d, 32), \
@@ -139,6 +141,15 @@ __device__ __forceinline__ constexpr uint64_t wgmma_descriptor_swizzle_128b(uint
       : D_OUT                                                                                     \
       : "l"(descriptor_a), "l"(descriptor_b), "r"(accumulate), "n"(TRANSPOSE_A), "n"(TRANSPOSE_B))
 
+template <class Element, int TRANSPOSE_A, int TRANSPOSE_B>
+__device__ __forceinline__ void wgmma_mma_async_k16(float (&d)[16], uint64_t descriptor_a,
+                                                    uint64_t descriptor_b, int accumulate) {
+  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
+    MK_WGMMA("32", "bf16", MK_WGMMA_D16, MK_WGMMA_OUT16(d), "16", "17", "18", "19", "20");
+  } else {
+    MK_WGMMA("32", "f16", MK_WGMMA_D16, MK_WGMMA_OUT16(d), "16", "17", "18", "19", "20");
+  }
+}
 template <class Element, int TRANSPOSE_A, int TRANSPOSE_B>
 __device__ __forceinline__ void wgmma_mma_async_k16(float (&d)[32], uint64_t descriptor_a,
                                                     uint64_t descriptor_b, int accumulate) {

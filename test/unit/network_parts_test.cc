@@ -70,7 +70,10 @@ struct Member {
     return tile.index < seen_tiles(plan.tiles.slices, source, order.rank_at[0], tile.run);
   }
   KeyTilesOf<FarRanksFirst> key_tiles() const {
-    return {plan.tiles.slices, {{order.rank_at}}, plan.network.num_heads};
+    return {plan.tiles.slices,
+            {{order.rank_at}},
+            plan.network.num_heads,
+            plan.network.heads_at_once(plan.tiles.slices.causal)};
   }
 };
 
@@ -157,7 +160,8 @@ TEST_CASE("rows of queries lie behind all slots") {
     const NetworkGradientPanels& panels = member.plan.network;
     const QueryRowPlaces places = member.plan.row_places();
     REQUIRE(places.begin == panels.NetworkPanels::area_bytes() + panels.num_slots * panels.slot_bytes());
-    REQUIRE(places.end() == panels.area_bytes());
+    REQUIRE(places.end() == panels.query_sums().begin);
+    REQUIRE(panels.query_sums().end() == panels.area_bytes());
     std::set<size_t> seen;
     for (int head = 0; head < panels.num_query_heads; ++head) {
       for (int run = 0; run < panels.num_runs; ++run) {

@@ -106,7 +106,7 @@ TEST_CASE("tiles of keys are all those of which a rank sees something, each once
   }
 }
 
-TEST_CASE("a tile of keys takes every query that sees one of them once, head by head") {
+TEST_CASE("a tile of keys takes every query that sees one of them once, the last positions first") {
   std::mt19937_64 random(2);
   for (int round = 0; round < 100; ++round) {
     const Cut cut(random);
@@ -116,12 +116,14 @@ TEST_CASE("a tile of keys takes every query that sees one of them once, head by 
     for (int64_t index = 0; index < tiles.size(); index += 1 + static_cast<int64_t>(random() % 7)) {
       const KeyTile tile = tiles.at(static_cast<int>(index));
       QueryBlockWalk walk(tiles.slices, rank, group, tile.position);
-      int left = walk.count(), head = 0;
+      int left = walk.count(), head = 0, position = INT32_MAX;
       REQUIRE(left > 0);
       std::set<std::pair<int, int64_t>> queries;
       for (QueryBlock block; walk.next(&block); --left) {
-        REQUIRE((block.head >= head && block.head < group));
-        head = block.head;
+        REQUIRE(block.head == head);
+        REQUIRE((head == 0 ? block.position < position : block.position == position));
+        head = (head + 1) % group;
+        position = block.position;
         REQUIRE((block.num_rows > 0 && block.num_rows <= BLOCK_ROWS));
         REQUIRE(block.row == tiles.slices.first_row(rank, block.run) + block.index * BLOCK_ROWS);
         bool some = false;
@@ -138,6 +140,63 @@ TEST_CASE("a tile of keys takes every query that sees one of them once, head by 
         for (int h = 0; h < group; ++h) REQUIRE(queries.count({h, row}) == 1);
       }
     }
+  }
+}
+
+// Each tile finds the turn that it waits for to be the last that the block has had: in the order in which tiles
+// are handed out nobody waits for one that comes later, and nobody is passed over.
+TEST_CASE("tiles have turns with each block of queries in the order in which they are handed out") {
+  std::mt19937_64 random(4);
+  for (int round = 0; round < 150; ++round) {
+    const Cut cut(random);
+    const int rank = static_cast<int>(random() % static_cast<uint64_t>(cut.nranks));
+    const RingAttentionBackwardPlan& plan = cut.plans[static_cast<size_t>(rank)];
+    const KeyTiles& tiles = plan.key_tiles;
+    const KeyTurnsOf turns{tiles};
+    const int group = cut.call.heads / cut.call.kv_heads;
+    std::map<std::tuple<int, int, int>, int> last;  // of each query head, run and block
+    for (int number = 0; number < tiles.size(); ++number) {
+      const KeyTile tile = tiles.at(number);
+      const int turn = turns.of(tile);
+      QueryBlockWalk walk(tiles.slices, rank, group, tile.position);
+      for (QueryBlock block; walk.next(&block);) {
+        int& had = last[{tile.head * group + block.head, block.run, block.index}];
+        REQUIRE(turns.before(tile, turn, block.position + block.num_rows - 1) == had);
+        REQUIRE(turn > had);
+        had = turn;
+      }
+    }
+    for (int run = 0; run < tiles.slices.num_runs(); ++run) {
+      const int count = tiles.slices.count(rank, run);
+      for (int block = 0; block * BLOCK_ROWS < count; ++block) {
+        const int end = std::min(count, (block + 1) * BLOCK_ROWS);
+        for (int head = 0; head < plan.panels.num_query_heads; ++head) {
+          REQUIRE(last.count({head, run, block}) == 1);
+          REQUIRE(turns.last(tiles.slices.begin(rank, run) + end - 1) == (last[{head, run, block}]));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("sums of dQ and whose turn it was lie behind everything else, apart from each other") {
+  std::mt19937_64 random(5);
+  for (int round = 0; round < 50; ++round) {
+    const Cut cut(random);
+    const GradientPanels& panels = cut.plans[0].panels;
+    const QueryRowPlaces rows = panels.row_places();
+    const QuerySumPlaces sums = panels.query_sums();
+    REQUIRE(sums.num_blocks == rows.num_blocks());
+    REQUIRE(sums.sums(0) >= rows.end());
+    REQUIRE(sums.sums(0) % 128 == 0);
+    REQUIRE(sums.block_bytes == BLOCK_ROWS * panels.head_dim * 4);
+    if (sums.num_blocks > 0) {
+      REQUIRE(sums.turn(0) >= sums.sums(sums.num_blocks - 1) + static_cast<size_t>(sums.block_bytes));
+      REQUIRE(panels.area_bytes() >= sums.turn(sums.num_blocks - 1) + 4);
+    }
+    REQUIRE(static_cast<size_t>(cut.plans[0].area_bytes) >= panels.area_bytes());
+    const int heads = panels.heads_at_once(cut.call.causal != MK_CAUSAL_NONE);
+    REQUIRE((heads >= 2 && heads <= 16));
   }
 }
 

@@ -4,8 +4,9 @@
 // without packed sequences.
 //
 // Keys and values travel as in the forward call (ring_attention/cuda_blocks.h), in blocks of BLOCK_ROWS. Each
-// rank computes dQ of its tiles of queries over the keys of all ranks, then its parts for tiles of other ranks'
-// keys, which it pushes to their owners, and at last those of its own keys, to which it adds the others' parts.
+// rank computes its parts for tiles of other ranks' keys, which it pushes to their owners, then those of its
+// own keys, to which it adds the others' parts. Each tile adds to dQ of the queries that see it: block by
+// block, one tile after the other in the order in which they are handed out.
 #pragma once
 
 #include "kernels/ops/ring_attention/cuda_blocks.h"
@@ -53,12 +54,13 @@ struct NextRanksFirst : ring_attention::RingOrder {
   MK_HOST_DEVICE int next_step(int step, int nranks) const { return step + 1 < nranks ? step + 1 : 0; }
 };
 
-// A rank's tiles of keys. Of a rank one key head's after the other's.
+// A rank's tiles of keys: of a rank those of some heads in turn, then those of the next heads.
 template <class Order>
 struct KeyTilesOf {
   CudaSlices slices;
   Order order;
-  int num_heads;  // key heads of all batches
+  int num_heads;      // key heads of all batches
+  int heads_at_once;  // see heads_at_once()
 
   MK_HOST_DEVICE int source(int step) const { return order.source(step, slices.nranks); }
   MK_HOST_DEVICE int seen_tiles_of(int step, int run) const {
@@ -79,10 +81,13 @@ struct KeyTilesOf {
       step = order.next_step(step, slices.nranks);
       tiles = tiles_of_step(step);
     }
+    const int first_head = index / (heads_at_once * tiles) * heads_at_once;
+    const int heads = least(heads_at_once, num_heads - first_head);
+    index -= first_head * tiles;
     KeyTile tile;
     tile.step = step;
-    tile.head = index / tiles;
-    tile.index = index - tile.head * tiles;
+    tile.index = index / heads;
+    tile.head = first_head + index - tile.index * heads;
     const int first_run_tiles = seen_tiles_of(step, 0);
     tile.run = tile.index >= first_run_tiles ? 1 : 0;
     if (tile.run == 1) tile.index -= first_run_tiles;
@@ -94,6 +99,61 @@ struct KeyTilesOf {
 };
 using KeyTiles = KeyTilesOf<NextRanksFirst>;
 
+// When a head's tiles of keys add to dQ. A tile's turn with a block of queries is its number among the rank's
+// tiles of that head, from 1 on; those that the block sees are the first ones of each run.
+template <class Order>
+struct KeyTurnsOf {
+  const KeyTilesOf<Order>& tiles;
+
+  MK_HOST_DEVICE int of(const KeyTile& tile) const {
+    int before = 0;
+    walk_runs([&](int step, int run) {
+      if (step == tile.step && run == tile.run) return false;
+      before += tiles.seen_tiles_of(step, run);
+      return true;
+    });
+    return before + tile.index + 1;
+  }
+  // The turn before a tile's, of which its own is `turn`, with a block of which `last_query` is the last
+  // position; 0: it is the first.
+  MK_HOST_DEVICE int before(const KeyTile& tile, int turn, int last_query) const {
+    if (tile.index > 0) return turn - 1;
+    return last_before(tile.step, tile.run, last_query);
+  }
+  // The last of all with a block.
+  MK_HOST_DEVICE int last(int last_query) const { return last_before(-1, -1, last_query); }
+
+ private:
+  // Of those before a run.
+  MK_HOST_DEVICE int last_before(int end_step, int end_run, int last_query) const {
+    const CudaSlices& slices = tiles.slices;
+    const int end = slices.visible_end(last_query);
+    int last = 0, before = 0;
+    walk_runs([&](int step, int run) {
+      if (step == end_step && run == end_run) return false;
+      const int source = tiles.source(step);
+      const int seen = tiles_of(most(0, least(end - slices.begin(source, run), slices.count(source, run))));
+      if (seen > 0) last = before + seen;
+      before += tiles.seen_tiles_of(step, run);
+      return true;
+    });
+    return last;
+  }
+  // goes_on(step, run) of all in the order of their tiles, until it says no.
+  template <class GoesOn>
+  MK_HOST_DEVICE void walk_runs(GoesOn&& goes_on) const {
+    const int nranks = tiles.slices.nranks;
+    int step = tiles.order.first_step(nranks);
+    while (true) {
+      for (int run = 0; run < tiles.slices.num_runs(); ++run) {
+        if (!goes_on(step, run)) return;
+      }
+      if (step == 0) return;
+      step = tiles.order.next_step(step, nranks);
+    }
+  }
+};
+
 // Queries of one head.
 struct QueryBlock {
   int head;  // 0 for the first of those that share the key head
@@ -104,11 +164,16 @@ struct QueryBlock {
   int num_rows;  // at most BLOCK_ROWS
 };
 
-// The blocks of this rank's queries that see something of a tile of keys: head by head, ascending.
+// The blocks of this rank's queries that see something of a tile of keys: the last positions first, which see
+// all tiles. So tiles of a head that take turns with the same blocks begin with the same one, and none waits
+// for another to get to where it begins. Of a block's rows those of one head after the other.
 class QueryBlockWalk {
  public:
   MK_HOST_DEVICE QueryBlockWalk(const CudaSlices& slices, int rank, int num_heads, int key_position)
-      : slices_(slices), rank_(rank), num_heads_(num_heads), key_position_(key_position) {}
+      : slices_(slices), rank_(rank), num_heads_(num_heads), key_position_(key_position) {
+    run_ = slices.num_runs();
+    head_ = num_heads;
+  }
 
   // How many there are.
   MK_HOST_DEVICE int count() const {
@@ -119,14 +184,14 @@ class QueryBlockWalk {
     return blocks * num_heads_;
   }
   MK_HOST_DEVICE bool next(QueryBlock* block) {
-    while (index_ >= end_) {
-      if (++run_ == slices_.num_runs()) {
-        run_ = 0;
-        ++head_;
+    if (head_ == num_heads_) {
+      --index_;
+      while (index_ < first_) {
+        if (--run_ < 0) return false;
+        first_ = first_block(run_);
+        index_ = blocks_of(slices_.count(rank_, run_)) - 1;
       }
-      if (head_ == num_heads_) return false;
-      index_ = first_block(run_);
-      end_ = blocks_of(slices_.count(rank_, run_));
+      head_ = 0;
     }
     const int from = index_ * BLOCK_ROWS;
     *block = {head_,
@@ -135,7 +200,7 @@ class QueryBlockWalk {
               slices_.first_row(rank_, run_) + from,
               slices_.begin(rank_, run_) + from,
               least(BLOCK_ROWS, slices_.count(rank_, run_) - from)};
-    ++index_;
+    ++head_;
     return true;
   }
 
@@ -151,8 +216,8 @@ class QueryBlockWalk {
   const int rank_;
   const int num_heads_;
   const int key_position_;
-  int head_ = 0, run_ = -1;
-  int index_ = 0, end_ = 0;  // of the run's blocks: the next, and behind the last
+  int head_, run_;
+  int first_ = 0, index_ = 0;  // of the run's blocks: the last to come, and the one at hand
 };
 
 // Where what is known of query rows lies in the receive area, block by block: the logarithms of the sums of
@@ -164,10 +229,27 @@ struct QueryRowPlaces {
   int num_runs;
   int run_blocks;
 
-  MK_HOST_DEVICE size_t offset(int query_head, int run, int block) const {
-    return begin + ((static_cast<size_t>(query_head) * num_runs + run) * run_blocks + block) * BLOCK_BYTES;
+  MK_HOST_DEVICE int64_t number(int query_head, int run, int block) const {
+    return (int64_t{query_head} * num_runs + run) * run_blocks + block;
   }
+  MK_HOST_DEVICE size_t offset(int query_head, int run, int block) const {
+    return begin + static_cast<size_t>(number(query_head, run, block)) * BLOCK_BYTES;
+  }
+  MK_HOST_DEVICE int64_t num_blocks() const { return number(num_query_heads, 0, 0); }
   MK_HOST_DEVICE size_t end() const { return offset(num_query_heads, 0, 0); }
+};
+
+// Where dQ is summed up, in the receive area too: blocks in fp32, each in the order of the accumulators of the
+// warps that computed it, of all of them together as QueryRowPlaces numbers them; then whose turn was the last
+// with each.
+struct QuerySumPlaces {
+  size_t begin;
+  int64_t num_blocks;
+  int block_bytes;
+
+  MK_HOST_DEVICE size_t sums(int64_t block) const { return begin + static_cast<size_t>(block) * block_bytes; }
+  MK_HOST_DEVICE size_t turn(int64_t block) const { return sums(num_blocks) + static_cast<size_t>(block) * 4; }
+  MK_HOST_DEVICE size_t end() const { return (turn(num_blocks) + 127) / 128 * 128; }
 };
 
 // A tile's part is one of dK, then of dV, in fp32, in the order of the accumulators of the warps that computed
@@ -176,6 +258,7 @@ template <class Panels>
 struct GradientPanelsOf : Panels {
   int num_query_heads;  // of all batches
   int head_dim;         // of the kernel
+  bool sums_queries;    // tiles of keys add to dQ: not of packed sequences
 
   static constexpr int ROW_BYTES = QueryRowPlaces::BLOCK_BYTES;
   MK_HOST_DEVICE int part_bytes() const { return 2 * TILE_ROWS * head_dim * 4; }
@@ -187,6 +270,20 @@ struct GradientPanelsOf : Panels {
   }
   MK_HOST_DEVICE QueryRowPlaces row_places(size_t begin) const {
     return {begin, num_query_heads, this->num_runs, this->run_blocks};
+  }
+  // Key heads whose tiles are handed out in turn. Tiles of one head begin one after the other, a turn apart:
+  // the more heads, the fewer wait for each other. But what their tiles share, queries, dO and dQ, is to stay
+  // in the L2: 32 MiB, of which causal tiles use half.
+  MK_HOST_DEVICE int heads_at_once(bool causal) const {
+    constexpr int L2_BYTES = 32 << 20, ROW_BYTES_OF_COLUMN = 2 + 2 + 4;
+    const int group = num_query_heads / most(1, this->num_heads);
+    const int head_blocks = most(1, this->num_runs * this->run_blocks * group);
+    const int most_blocks = (causal ? 2 : 1) * (L2_BYTES / (BLOCK_ROWS * ROW_BYTES_OF_COLUMN * head_dim));
+    return least(16, most(2, most_blocks / head_blocks));
+  }
+  // Behind the rows.
+  MK_HOST_DEVICE QuerySumPlaces query_sums(const QueryRowPlaces& rows) const {
+    return {rows.end(), sums_queries ? rows.num_blocks() : 0, BLOCK_ROWS * head_dim * 4};
   }
 };
 
@@ -205,7 +302,8 @@ struct GradientPanels : GradientPanelsOf<KeyPanels> {
   MK_HOST_DEVICE size_t rows(int query_head, int run, int block) const {
     return row_places().offset(query_head, run, block);
   }
-  MK_HOST_DEVICE size_t area_bytes() const { return row_places().end(); }
+  MK_HOST_DEVICE QuerySumPlaces query_sums() const { return GradientPanelsOf::query_sums(row_places()); }
+  MK_HOST_DEVICE size_t area_bytes() const { return query_sums().end(); }
 
   // Flags of a panel's parts lie behind those of its keys; `step` is from the owner to the rank whose they are.
   MK_HOST_DEVICE int part_flag(int step, int head, int run, int tile) const {

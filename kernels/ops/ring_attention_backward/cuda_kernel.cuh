@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Gradients of ring attention as one persistent kernel, behind a small one (cuda_row_sums.cuh). Some CTAs push
-// this rank's keys and values to the peers that need them and then compute like all others: dQ of tiles of
-// queries over the keys of all ranks, as they arrive; parts of dK and dV of other ranks' keys, which go to
-// their owners; dK and dV of its own keys, to which the others' parts are added. Every sum has one order.
+// this rank's keys and values to the peers that need them and then compute like all others: parts of dK and dV
+// of other ranks' keys, as they arrive, which go to their owners; dK and dV of its own keys, to which the
+// others' parts are added. Each tile of keys adds to dQ of the queries that see it, in turns; at last dQ is
+// rounded. Every sum has one order.
 #pragma once
 
 #include "kernels/ops/ring_attention_backward/cuda_producer.cuh"
@@ -85,13 +86,15 @@ class Consumer {
   using Element = typename Config::Element;
   static constexpr int NUM_SUMS = Config::HEAD_DIM / 2;
 
-  __device__ __forceinline__ Consumer(const RankLaunch& launch, const Params& params, CudaStorage<Config>& smem,
+  using Storage = JointCudaStorage<Config>;
+
+  __device__ __forceinline__ Consumer(const RankLaunch& launch, const Params& params, Storage& smem,
                                       int warpgroup)
       : launch_(launch),
         params_(params),
         smem_(smem),
         warpgroup_(warpgroup),
-        core_(smem.attention, warpgroup, params.scale),
+        core_(smem.attention, smem.joint, warpgroup, params.scale),
         notes_(smem.stored, threadIdx.x / 32) {}
 
   __device__ __forceinline__ void run() {
@@ -100,10 +103,10 @@ class Consumer {
       if (item < 0) break;
       const Tracer tracer(params_.comm.trace, TRACE_COMPUTE + warpgroup_);
       tracer.begin(TraceKind::compute, item);
-      if (item < params_.num_query_tiles) {
-        compute_queries();
-      } else {
+      if (item < params_.num_key_tiles) {
         compute_keys();
+      } else {
+        round_queries(item - params_.num_key_tiles);
       }
       tracer.end();
       release_item(smem_.items, cursor_);
@@ -114,74 +117,54 @@ class Consumer {
  private:
   // Tiles are worked out anew behind their products, for which all registers are needed.
   __device__ __forceinline__ int item_now() const { return await_item(smem_.items, cursor_); }
-  __device__ __forceinline__ int key_tile_now() const { return item_now() - params_.num_query_tiles; }
 
-  __device__ __forceinline__ void compute_queries() {
-    const CudaSlices& slices = params_.tiles.slices;
-    float lse[2] = {}, delta[2] = {};
-    bool is_used;
-    int position;  // of this thread's first row
-    {
-      const QueryTile tile = params_.tiles.at(item_now());
-      is_used = tile.num_rows > warpgroup_ * BLOCK_ROWS;
-      position = tile.position + warpgroup_ * BLOCK_ROWS + row_of_thread();
-      if (is_used) load_rows(tile, lse, delta);
-    }
-    float d_queries[NUM_SUMS];
-    core_.add_keys(
-        is_used, lse, delta,
-        [&](auto& weights, const StreamedBlock& block) {
-          // Behind the last key that the warpgroup's first query sees?
-          const bool hides = slices.causal && block.position + BLOCK_ROWS - 1 > position - row_of_thread();
-          if (!hides && block.num_rows == BLOCK_ROWS) return;
-          const int end = hides ? position + 1 - block.position : BLOCK_ROWS;
-          mask_columns(weights, 0, 0, least(end, block.num_rows), least(end + 8, block.num_rows));
-        },
-        d_queries);
-    core_.end_tile();
-    const QueryTile tile = params_.tiles.at(item_now());
-    const int first_row = warpgroup_ * BLOCK_ROWS;
-    store_gradient_rows<Element>(d_queries, params_.scale,
-                                 params_.dq.at(tile.batch, tile.head, tile.row + first_row),
-                                 params_.dq.row_bytes, tile.num_rows - first_row, params_.dim);
-  }
-
-  // What is known of this thread's two queries. Rows behind the tile's last are nobody's.
-  __device__ __forceinline__ void load_rows(const QueryTile& tile, float (&lse)[2], float (&delta)[2]) const {
-    const CudaSlices& slices = params_.tiles.slices;
-    const int run = slices.zigzag && tile.row >= slices.first_row(params_.comm.rank, 1) ? 1 : 0;
-    const int block = (tile.row - slices.first_row(params_.comm.rank, run)) / BLOCK_ROWS + warpgroup_;
-    const size_t offset = params_.panels.rows(tile.batch * params_.tiles.heads + tile.head, run, block);
-    const auto* const rows = reinterpret_cast<const float*>(launch_.area(params_.comm.rank, offset));
+  // dQ of some blocks, of which every tile has had its turn: this warpgroup's columns.
+  __device__ __forceinline__ void round_queries(int chunk) const {
+    constexpr int NUM_HALF_SUMS = NUM_SUMS / 2, COLUMNS = Config::HEAD_DIM / 2;
+    const int in_block = (threadIdx.x / 32 * (NUM_HALF_SUMS / 4 * 32) + threadIdx.x % 32) * 16;
+    for_each_block(params_, chunk, [&](const QueryBlock& block, int64_t number) {
+      const std::byte* const sums =
+          launch_.area(params_.comm.rank, params_.panels.query_sums().sums(number)) + in_block;
+      float d_queries[NUM_HALF_SUMS];
 #pragma unroll
-    for (int row = 0; row < 2; ++row) {
-      lse[row] = __ldcg(rows + row_of_thread() + 8 * row);
-      delta[row] = __ldcg(rows + BLOCK_ROWS + row_of_thread() + 8 * row);
-    }
+      for (int i = 0; i < NUM_HALF_SUMS / 4; ++i) {
+        const float4 four = __ldcg(reinterpret_cast<const float4*>(sums + i * 512));
+        d_queries[4 * i] = four.x;
+        d_queries[4 * i + 1] = four.y;
+        d_queries[4 * i + 2] = four.z;
+        d_queries[4 * i + 3] = four.w;
+      }
+      const int batch = block.head / params_.tiles.heads;
+      const int head = block.head - batch * params_.tiles.heads;
+      store_gradient_rows<Element>(d_queries, params_.scale,
+                                   params_.dq.at(batch, head, block.row) + warpgroup_ * COLUMNS * 2,
+                                   params_.dq.row_bytes, block.num_rows, params_.dim - warpgroup_ * COLUMNS);
+    });
   }
 
   __device__ __forceinline__ void compute_keys() {
     const CudaSlices& slices = params_.tiles.slices;
-    bool is_used;
+    int num_rows;  // of the tile, from this warpgroup's on
     int position;  // of this thread's first row
     {
-      const KeyTile tile = key_tiles_of(params_).at(key_tile_now());
-      is_used = tile.num_rows > warpgroup_ * BLOCK_ROWS;
+      const KeyTile tile = key_tiles_of(params_).at(item_now());
+      num_rows = tile.num_rows - warpgroup_ * BLOCK_ROWS;
       position = tile.position + warpgroup_ * BLOCK_ROWS + row_of_thread();
     }
     float d_keys[NUM_SUMS], d_values[NUM_SUMS];
-    core_.add_queries(
-        is_used,
+    core_.add_queries_jointly(
+        num_rows > 0,
         [&](auto& weights, const StreamedBlock& block) {
           // Before the warpgroup's last key?
           const bool hides = slices.causal && block.position < position - row_of_thread() + BLOCK_ROWS - 1;
-          if (!hides && block.num_rows == BLOCK_ROWS) return;
+          if (!hides && block.num_rows == BLOCK_ROWS && num_rows >= BLOCK_ROWS) return;
           // A query sees its own key and those before it.
           const int begin = hides ? position - block.position : -8;
-          mask_columns(weights, begin, begin + 8, block.num_rows, block.num_rows);
+          mask_columns(weights, begin, begin + 8, row_of_thread() < num_rows ? block.num_rows : 0,
+                       row_of_thread() + 8 < num_rows ? block.num_rows : 0);
         },
         d_keys, d_values);
-    const int number = key_tile_now();
+    const int number = item_now();
     const KeyTile tile = key_tiles_of(params_).at(number);
     if (tile.step > 0) {
       core_.end_tile();
@@ -243,9 +226,9 @@ class Consumer {
 
   const RankLaunch& launch_;
   const Params& params_;
-  CudaStorage<Config>& smem_;
+  Storage& smem_;
   const int warpgroup_;
-  AttentionGradientConsumer<Config> core_;
+  JointGradientConsumer<Config> core_;
   PushNotes<PushSignals<Config::NUM_CONSUMER_WARPS>> notes_;
   ItemCursor cursor_;
   uint32_t parts_phase_ = 0;
@@ -255,7 +238,7 @@ class Consumer {
 // the other ranks.
 template <class Config, bool GREETS, class Params>
 __device__ __forceinline__ void run_compute_cta(const RankLaunch& launch, const Params& params,
-                                                CudaStorage<Config>& smem, int num_ctas) {
+                                                JointCudaStorage<Config>& smem, int num_ctas) {
   // 168 registers a thread at the start; what the producer's warpgroup gives back, the consumers get. With sums
   // of 128 columns they need all there are: with 232 the compiler makes every product wait for the one before.
   // What the producer's warps then keep in memory is not read often.
@@ -274,8 +257,12 @@ __device__ __forceinline__ void run_compute_cta(const RankLaunch& launch, const 
         ring_attention::push_keys<Config>(launch, params, smem.push, smem.attention.stream[0], warp - 1,
                                           push_cta);
       }
-      if (GREETS && blockIdx.x == 0 && warp == 3) launch.greet();
+      if (GREETS && blockIdx.x == 0 && warp == 1) launch.greet();
       if (warp == 1 && params.comm.nranks > 1) signal_parts(launch, params, smem.stored);
+      if (warp > 1) {
+        if (threadIdx.x % 32 == 0) add_to_queries(launch, params, smem, warp - 2);
+        __syncwarp();
+      }
     } else {
       if (push_cta >= 0) ring_attention::signal_keys<Config>(launch, params, smem.push);
       if (threadIdx.x % 32 == 0) Producer<Config, Params>(launch, params, smem).run();
@@ -291,7 +278,7 @@ template <class Config>
 __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
     ring_attention_backward_kernel(const __grid_constant__ CudaParams params) {
   extern __shared__ __align__(1024) uint8_t smem_bytes[];
-  CudaStorage<Config>& smem = *reinterpret_cast<CudaStorage<Config>*>(smem_bytes);
+  auto& smem = *reinterpret_cast<JointCudaStorage<Config>*>(smem_bytes);
   const RankLaunch launch(params.comm);
   launch.begin_cta();
   run_compute_cta<Config, true>(launch, params, smem, gridDim.x);
@@ -323,19 +310,24 @@ constexpr CudaKernelOf<Params> cuda_kernel_entry(void (*kernel)(Params), size_t 
 
 template <class Config>
 constexpr CudaKernelOf<CudaParams> cuda_kernel_entry() {
-  static_assert(sizeof(CudaStorage<Config>) <= 227 * 1024);
-  return cuda_kernel_entry<Config>(ring_attention_backward_kernel<Config>, sizeof(CudaStorage<Config>));
+  static_assert(sizeof(JointCudaStorage<Config>) <= 227 * 1024);
+  return cuda_kernel_entry<Config>(ring_attention_backward_kernel<Config>, sizeof(JointCudaStorage<Config>));
 }
 
 template <class Element>
 using NarrowConfig = AttentionGradientConfig<64, 6, Element>;
 template <class Element>
 using WideConfig = AttentionGradientConfig<128, 4, Element>;
+// Of the kernels that add to dQ, whose storage has more to hold.
+template <class Element>
+using JointNarrowConfig = AttentionGradientConfig<64, 6, Element>;
+template <class Element>
+using JointWideConfig = AttentionGradientConfig<128, 3, Element>;
 
 template <class Element>
 const CudaTable& cuda_kernel_table() {
   static const CudaTable table{
-      {cuda_kernel_entry<NarrowConfig<Element>>(), cuda_kernel_entry<WideConfig<Element>>()}};
+      {cuda_kernel_entry<JointNarrowConfig<Element>>(), cuda_kernel_entry<JointWideConfig<Element>>()}};
   return table;
 }
 

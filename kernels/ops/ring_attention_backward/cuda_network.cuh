@@ -12,7 +12,10 @@ namespace mk::ring_attention_backward {
 // ---------------------------------------------------------------- own places
 
 __device__ __forceinline__ KeyTilesOf<FarRanksFirst> key_tiles_of(const NetworkParams& params) {
-  return {params.tiles.slices, {{params.comm.order.rank_at}}, params.panels.num_heads};
+  return {params.tiles.slices,
+          {{params.comm.order.rank_at}},
+          params.panels.num_heads,
+          params.panels.heads_at_once(params.tiles.slices.causal)};
 }
 template <HasRoutes Params>
 __device__ __forceinline__ int part_receiver(const Params& params, const KeyTile& tile) {
@@ -34,13 +37,11 @@ __device__ __forceinline__ int first_part_count(const Params& params) {
 
 // --------------------------------------------------------------- the network
 
-// Tiles of queries and of keys that a launch hands out.
-__device__ __forceinline__ int num_items(const NetworkParams& params) {
-  return params.num_query_tiles + params.num_key_tiles;
-}
+// Tiles that a launch hands out.
+__device__ __forceinline__ int num_items(const NetworkParams& params) { return params.num_key_tiles; }
 
-// Is it time for parts? Not while this rank has tiles to hand out, for then the others may have, too, and dQ
-// takes as long as it takes.
+// Is it time for parts? Not while this rank has tiles to hand out, for then the others may have, too, and those
+// take as long as they take.
 template <HasRoutes Params>
 __device__ __forceinline__ bool parts_are_due(const Params& params) {
   return ptx::ld_relaxed_gpu(&params.comm.state->gather_ticket) >= static_cast<uint32_t>(num_items(params));

@@ -29,6 +29,7 @@ struct RowSumParams {
   size_t bank_bytes;
   ring_attention::CudaSlices slices;
   QueryRowPlaces places;
+  QuerySumPlaces query_sums;
   int rank;
   int heads;
   int dim;
@@ -47,7 +48,6 @@ struct CudaParamsOf {
   CUtensorMap map_v;
   ring_attention::QueryTiles tiles;
   Panels panels;
-  int num_query_tiles;
   int num_key_tiles;
   int num_push_ctas;  // the last ones that compute, until they have pushed everything
   int dim;

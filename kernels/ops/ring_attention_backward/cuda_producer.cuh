@@ -2,24 +2,23 @@
 // Gradients of ring attention on GPUs: what a CTA has in shared memory, and its producer.
 #pragma once
 
-#include "kernels/device/attention_gradients.cuh"
+#include "kernels/device/attention_joint_gradients.cuh"
 #include "kernels/device/rank_launch.cuh"
 #include "kernels/ops/ring_attention/cuda_items.cuh"
 #include "kernels/ops/ring_attention/cuda_push.cuh"
 #include "kernels/ops/ring_attention_backward/cuda_parts.cuh"
+#include "kernels/ops/ring_attention_backward/cuda_query_sums.cuh"
 #include "kernels/ptx/tma.cuh"
 
 namespace mk::ring_attention_backward {
 
 using ring_attention::ItemCursor;
-using ring_attention::KeyBlock;
-using ring_attention::KeyBlockWalk;
 using ring_attention::QueryTile;
 using ring_attention::wait_barrier;
 
-template <class Config>
+template <class Config, class Attention = AttentionGradientStorage<Config>>
 struct CudaStorage {
-  AttentionGradientStorage<Config> attention;
+  Attention attention;
   ring_attention::ItemQueue items;
   // While a CTA pushes, its pieces pass through the room of what streams.
   ring_attention::KeyPushStorage push;
@@ -29,8 +28,8 @@ struct CudaStorage {
   PushSignals<Config::NUM_CONSUMER_WARPS> stored;
 };
 
-template <class Config>
-__device__ __forceinline__ void storage_init(CudaStorage<Config>& smem) {
+template <class Config, class Attention>
+__device__ __forceinline__ void storage_init(CudaStorage<Config, Attention>& smem) {
   attention_gradient_init(smem.attention);
   item_queue_init(smem.items, Config::NUM_CONSUMER_WARPS);
   key_push_init(smem.push);
@@ -39,11 +38,29 @@ __device__ __forceinline__ void storage_init(CudaStorage<Config>& smem) {
   ptx::fence_mbarrier_init_release_cluster();
 }
 
-// The producer, one thread: hands out tiles, brings their rows and what streams past them.
+// Of the kernels that add to dQ.
+template <class Config>
+struct JointCudaStorage : CudaStorage<Config, JointGradientStorage<Config>> {
+  // From the producer to the warps that add. What stream past are NUM_STAGES ahead of what consumers are done
+  // with, and that is two ahead of what has been taken of what they staged.
+  static constexpr int NUM_TURNS = Config::NUM_STAGES + 3;
+  JointGradientBarriers joint;
+  QueryTurns<NUM_TURNS> turns;
+};
+
+template <class Config>
+__device__ __forceinline__ void storage_init(JointCudaStorage<Config>& smem) {
+  joint_gradient_init<Config>(smem.joint);
+  smem.turns.num_put = smem.turns.has_ended = 0;
+  storage_init<Config, JointGradientStorage<Config>>(smem);
+}
+
+// The producer, one thread: hands out tiles of keys, brings their rows and the queries and dO that stream past
+// them; behind the last waits until dQ of some blocks is whole, which are then rounded.
 template <class Config, class Params>
 class Producer {
  public:
-  using Storage = CudaStorage<Config>;
+  using Storage = JointCudaStorage<Config>;
 
   __device__ Producer(const RankLaunch& launch, const Params& params, Storage& smem)
       : launch_(launch), params_(params), smem_(smem), attention_(smem.attention) {}
@@ -53,24 +70,23 @@ class Producer {
     ptx::prefetch_tensormap(&params_.map_d_o);
     ptx::prefetch_tensormap(&params_.map_k);
     ptx::prefetch_tensormap(&params_.map_v);
-    const int num_query_tiles = params_.num_query_tiles;
-    const int num_items = num_query_tiles + params_.num_key_tiles;
+    const int num_tiles = params_.num_key_tiles;
+    const int num_items = num_tiles + num_query_chunks(params_);
     ItemCursor cursor;
-    int item = take();
-    while (true) {
-      put_item(smem_.items, cursor, item < num_items ? item : -1);
-      if (item >= num_items) return;
-      const int next = take();  // ahead of its use
-      const Tracer tracer(params_.comm.trace, TRACE_LOAD);
-      tracer.begin(TraceKind::load, item);
-      if (item < num_query_tiles) {
-        load(params_.tiles.at(item));
-      } else {
-        load(key_tiles_of(params_).at(item - num_query_tiles));
+    int item;
+    // None is taken ahead: a tile that is begun late holds up all behind it.
+    while ((item = take()) < num_items) {
+      if (item >= num_tiles) await_whole(item - num_tiles);
+      put_item(smem_.items, cursor, item);
+      if (item < num_tiles) {
+        const Tracer tracer(params_.comm.trace, TRACE_LOAD);
+        tracer.begin(TraceKind::load, item);
+        load(key_tiles_of(params_).at(item));
+        tracer.end();
       }
-      tracer.end();
-      item = next;
     }
+    put_item(smem_.items, cursor, -1);
+    smem_.turns.end();
   }
 
  private:
@@ -78,29 +94,13 @@ class Producer {
     return static_cast<int>(atomicAdd(&params_.comm.state->gather_ticket, 1u));
   }
 
-  // Queries and dO, then keys and values past them.
-  __device__ __forceinline__ void load(const QueryTile& tile) {
-    const CudaSlices& slices = params_.tiles.slices;
-    KeyBlockWalk walk(slices, key_order(params_), BLOCK_ROWS,
-                      visible_range(slices, tile.position, tile.position + tile.num_rows - 1));
-    const int num_blocks = blocks_of(tile.num_rows);
-    begin_tile(num_blocks);
-#pragma unroll 1
-    for (int block = 0; block < num_blocks; ++block) {
-      load_rows(attention_.tile[block], &attention_.tile_full, &params_.map_q, &params_.map_d_o,
-                tile.row + block * BLOCK_ROWS, tile.head, tile.batch);
-    }
-    const int head = tile.batch * params_.tiles.kv_heads + tile.kv_head;
-    int num_left = walk.count();
-    KeyBlock block;
-    while (walk.next(&block)) {
-      if (block.step > 0) await_keys(block.step, head, block.run, block.index);
-      begin_stage({block.position, least(BLOCK_ROWS, block.run_end - block.position), --num_left},
-                  Config::PAIR_BYTES);
-      load_keys(attention_.stream[stage_], &attention_.stream_full[stage_], block.step, head, block.run,
-                block.index);
-      advance();
-    }
+  // All turns with some blocks of queries are over.
+  __device__ __forceinline__ void await_whole(int chunk) const {
+    for_each_block(params_, chunk, [&](const QueryBlock& block, int64_t number) {
+      const auto tiles = key_tiles_of(params_);
+      const int last = KeyTurnsOf{tiles}.last(block.position + block.num_rows - 1);
+      await_turn(launch_, params_, number, last);
+    });
   }
 
   // Keys and values, then queries and dO past them.
@@ -118,17 +118,25 @@ class Producer {
       load_keys(attention_.tile[block], &attention_.tile_full, tile.step, tile.head, tile.run,
                 first_block + block);
     }
+    const auto tiles = key_tiles_of(params_);
+    const KeyTurnsOf turns{tiles};
+    const int turn = turns.of(tile);
+    const QueryRowPlaces places = params_.panels.row_places();
     QueryBlockWalk walk(slices, params_.comm.rank, group, tile.position);
     int num_left = walk.count();
     QueryBlock block;
     while (walk.next(&block)) {
       const int head = first_head + block.head;
-      begin_stage({block.position, block.num_rows, --num_left}, Config::PAIR_BYTES + GradientPanels::ROW_BYTES);
+      const int query_head = batch * params_.tiles.heads + head;
+      const QueryTurn of_block = {static_cast<int>(places.number(query_head, block.run, block.index)),
+                                  turns.before(tile, turn, block.position + block.num_rows - 1), turn};
+      begin_stage({block.position, block.num_rows, --num_left}, of_block);
       uint64_t* const full = &attention_.stream_full[stage_];
       load_rows(attention_.stream[stage_], full, &params_.map_q, &params_.map_d_o, block.row, head, batch);
-      const size_t rows = params_.panels.rows(batch * params_.tiles.heads + head, block.run, block.index);
-      ptx::cp_async_bulk_shared_global(attention_.rows[stage_], launch_.area(params_.comm.rank, rows),
-                                       GradientPanels::ROW_BYTES, full);
+      ptx::cp_async_bulk_shared_global(
+          attention_.rows[stage_],
+          launch_.area(params_.comm.rank, places.offset(query_head, block.run, block.index)),
+          GradientPanels::ROW_BYTES, full);
       advance();
     }
     if (tile.step == 0 && params_.comm.nranks > 1) {
@@ -142,10 +150,12 @@ class Producer {
     tile_phase_ ^= 1;
     ptx::mbarrier_arrive_expect_tx(&attention_.tile_full, num_blocks * Config::PAIR_BYTES);
   }
-  __device__ __forceinline__ void begin_stage(const StreamedBlock& block, uint32_t num_bytes) {
+  __device__ __forceinline__ void begin_stage(const StreamedBlock& block, const QueryTurn& turn) {
     wait_barrier(&attention_.stream_empty[stage_], phase_ ^ 1);
     attention_.blocks[stage_] = block;
-    ptx::mbarrier_arrive_expect_tx(&attention_.stream_full[stage_], num_bytes);
+    smem_.turns.put(turn);
+    ptx::mbarrier_arrive_expect_tx(&attention_.stream_full[stage_],
+                                   Config::PAIR_BYTES + GradientPanels::ROW_BYTES);
   }
   __device__ __forceinline__ void advance() {
     if (++stage_ == Config::NUM_STAGES) {
@@ -206,7 +216,7 @@ class Producer {
   const RankLaunch& launch_;
   const Params& params_;
   Storage& smem_;
-  AttentionGradientStorage<Config>& attention_;
+  JointGradientStorage<Config>& attention_;
   uint32_t tile_phase_ = 0;
   int stage_ = 0;
   uint32_t phase_ = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The first kernel of a call: what the second needs of each row of queries, in blocks as it streams them. For
 // every row lse and delta = rowsum(dO * o); rows behind a run's end, and those of lse = -inf, get +inf, so that
-// their weights are zero.
+// their weights are zero. And nobody has had a turn yet with a block's dQ.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -75,8 +75,9 @@ __global__ void __launch_bounds__(32 * ROW_SUM_WARPS)
   const int num_rows = params.slices.count(params.rank, run) - block * BLOCK_ROWS;  // perhaps none, or too many
   const int first_row = params.slices.first_row(params.rank, run) + block * BLOCK_ROWS;
   const int bank = bank_of(ptx::ld_relaxed_sys(&params.state->epoch) + 1);
-  auto* const sums =
-      reinterpret_cast<float*>(params.area + bank * params.bank_bytes + places.offset(query_head, run, block));
+  std::byte* const area = params.area + bank * params.bank_bytes;
+  auto* const sums = reinterpret_cast<float*>(area + places.offset(query_head, run, block));
+  if (threadIdx.x % 32 == 0) *reinterpret_cast<uint32_t*>(area + params.query_sums.turn(index)) = 0;
   const float* const lse = params.lse + int64_t{query_head} * params.slices.rows(params.rank) + first_row;
   sum_block<Element>(params.o, params.d_o, params.dim, batch, head, first_row, num_rows, lse, sums);
 }

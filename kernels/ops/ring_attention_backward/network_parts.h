@@ -52,7 +52,10 @@ struct NetworkGradientPanelsOf : GradientPanelsOf<Panels> {
   MK_HOST_DEVICE size_t rows(int query_head, int run, int block) const {
     return row_places().offset(query_head, run, block);
   }
-  MK_HOST_DEVICE size_t area_bytes() const { return row_places().end(); }
+  MK_HOST_DEVICE QuerySumPlaces query_sums() const {
+    return GradientPanelsOf<Panels>::query_sums(row_places());
+  }
+  MK_HOST_DEVICE size_t area_bytes() const { return query_sums().end(); }
 
   // Flags of parts lie behind those of keys.
   MK_HOST_DEVICE int part_panel_flag(int slot, int head, int run, int panel) const {

@@ -17,7 +17,8 @@ MK_HOST_DEVICE bool sees_some(const PackedSlices& slices, int rank, int source, 
   return next_seen(slices, source, keys, rank, {0, slices.rows(rank)}, &seen);
 }
 
-// Tiles of keys in the order of KeyTilesOf, seen or not. `run` and `position` are not theirs.
+// Tiles of keys, head by head, in the order of KeyTilesOf's steps, seen or not. `run` and `position` are not
+// theirs.
 template <class Order>
 struct PackedKeyTilesOf {
   PackedSlices slices;

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: MIT
+// Gradients of ring attention: how dQ is summed up in global memory, where each block of queries is a tile's at
+// a time, and by whose turn (KeyTurnsOf).
+#pragma once
+
+#include "kernels/device/rank_launch.cuh"
+#include "kernels/ops/ring_attention_backward/cuda_params.h"
+#include "kernels/ptx/mbarrier.cuh"
+#include "kernels/ptx/memory.cuh"
+#include "kernels/ptx/tma.cuh"
+
+namespace mk::ring_attention_backward {
+
+// A tile's turn with the dQ of a block of queries that streams past.
+struct QueryTurn {
+  int block;  // of all that the rank has
+  int before;
+  int turn;
+};
+
+// Turns on their way from the producer to the warps that add, in shared memory; zero at the start. Nobody waits
+// for room: whoever puts one knows that it is there.
+template <int NUM_TURNS>
+struct QueryTurns {
+  QueryTurn turns[NUM_TURNS];
+  uint32_t num_put;
+  uint32_t has_ended;
+
+  __device__ __forceinline__ void put(const QueryTurn& turn) {
+    turns[num_put % NUM_TURNS] = turn;
+    __threadfence_block();
+    *static_cast<volatile uint32_t*>(&num_put) = num_put + 1;
+  }
+  __device__ __forceinline__ void end() {
+    __threadfence_block();
+    *static_cast<volatile uint32_t*>(&has_ended) = 1;
+  }
+  // The turn `number`, once it is known. False: there is none.
+  __device__ __forceinline__ bool await(uint32_t number, QueryTurn* turn) const {
+    while (true) {
+      const bool is_last_look = *static_cast<const volatile uint32_t*>(&has_ended) != 0;
+      __threadfence_block();
+      if (*static_cast<const volatile uint32_t*>(&num_put) > number) break;
+      if (is_last_look) return false;
+      __nanosleep(50);
+    }
+    __threadfence_block();
+    *turn = turns[number % NUM_TURNS];
+    return true;
+  }
+};
+
+// Blocks of queries are rounded some at a time.
+constexpr int CHUNK_BLOCKS = 8;
+
+template <class Params>
+__device__ __forceinline__ int num_query_chunks(const Params& params) {
+  const int64_t num_blocks = params.panels.row_places().num_blocks();
+  return static_cast<int>((num_blocks + CHUNK_BLOCKS - 1) / CHUNK_BLOCKS);
+}
+
+// use(block, its number) of those of a chunk that there are; block.head is of all batches.
+template <class Params, class Use>
+__device__ __forceinline__ void for_each_block(const Params& params, int chunk, Use&& use) {
+  const QueryRowPlaces places = params.panels.row_places();
+  const CudaSlices& slices = params.tiles.slices;
+  const int rank = params.comm.rank;
+#pragma unroll 1
+  for (int i = 0; i < CHUNK_BLOCKS; ++i) {
+    const int number = chunk * CHUNK_BLOCKS + i;
+    if (number >= places.num_blocks()) return;
+    const int of_run = number / places.run_blocks;
+    const int index = number - of_run * places.run_blocks;
+    const int head = of_run / places.num_runs;
+    const int run = of_run - head * places.num_runs;
+    const int from = index * BLOCK_ROWS, count = slices.count(rank, run);
+    if (from >= count) continue;
+    use(QueryBlock{head, run, index, slices.first_row(rank, run) + from, slices.begin(rank, run) + from,
+                   least(BLOCK_ROWS, count - from)},
+        number);
+  }
+}
+
+// Until `turn` is over with a block, whoever has it; acquires what it left. Whose turn it is may itself wait
+// for keys; so that wait's deadline, which says more, comes first.
+template <class Params>
+__device__ __forceinline__ void await_turn(const RankLaunch& launch, const Params& params, int64_t block,
+                                           int turn) {
+  const auto* const word =
+      reinterpret_cast<const uint32_t*>(launch.area(params.comm.rank, params.panels.query_sums().turn(block)));
+  if (ptx::ld_acquire_gpu(word) >= static_cast<uint32_t>(turn)) return;
+  uint64_t since = ptx::globaltimer();
+  for (int polls = 1; ptx::ld_relaxed_gpu(word) < static_cast<uint32_t>(turn); ++polls) {
+    if (polls % POLLS_PER_LOOK != 0) continue;
+    if (launch.stopped()) return;
+    const uint64_t now = ptx::globaltimer();
+    if (ptx::ld_relaxed_sys(&params.comm.state->entered_epoch) < launch.epoch()) since = now;
+    if (now <= since + 2 * params.comm.wait_timeout_ns) continue;
+    if (launch.report(DEVICE_TIMEOUT, DeviceRole::reduce, DeviceObject::reduced_tile, params.comm.rank,
+                      block)) {
+      params.comm.mailbox->error.seen = ptx::ld_relaxed_gpu(word);
+      params.comm.mailbox->error.expected = static_cast<uint64_t>(turn);
+      launch.publish_error();
+    }
+    return;
+  }
+  ptx::ld_acquire_gpu(word);
+}
+
+// By one thread of two, of which each takes every other block: adds what consumers have staged to the blocks'
+// sums, each in its tile's turn. The first turn with a block is a store. While a block's sums are on their way
+// the other thread has the next block; and a turn that has come is known before its sums are there.
+template <class Params, class Storage>
+__device__ __forceinline__ void add_to_queries(const RankLaunch& launch, const Params& params, Storage& smem,
+                                               int which) {
+  const QuerySumPlaces places = params.panels.query_sums();
+  QueryTurn turn;
+  for (uint32_t number = which; smem.turns.await(number, &turn); number += 2) {
+    if (turn.before > 0) {
+      await_turn(launch, params, turn.block, turn.before);
+      ptx::fence_proxy_async_global();  // the sums were, and are, written by the bulk copy engine
+    }
+    std::byte* const sums = launch.area(params.comm.rank, places.sums(turn.block));
+    while (!ptx::mbarrier_try_wait_parity(&smem.joint.staged_full[which], number / 2 % 2)) {
+    }
+    if (turn.before > 0) {
+      ptx::cp_reduce_async_bulk_add_f32_global_shared(sums, smem.attention.staged, places.block_bytes);
+    } else {
+      ptx::cp_async_bulk_global_shared(sums, smem.attention.staged, places.block_bytes);
+    }
+    ptx::cp_async_bulk_commit_group();
+    ptx::cp_async_bulk_wait_group_read<0>();
+    ptx::mbarrier_arrive(&smem.joint.staged_empty);
+    ptx::cp_async_bulk_wait_group<0>();
+    ptx::st_release_gpu(reinterpret_cast<uint32_t*>(launch.area(params.comm.rank, places.turn(turn.block))),
+                        static_cast<uint32_t>(turn.turn));
+  }
+}
+
+}  // namespace mk::ring_attention_backward
