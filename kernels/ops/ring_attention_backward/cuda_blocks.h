@@ -154,6 +154,9 @@ struct KeyTurnsOf {
   }
 };
 
+template <class Order>
+KeyTurnsOf(const KeyTilesOf<Order>&) -> KeyTurnsOf<Order>;
+
 // Queries of one head.
 struct QueryBlock {
   int head;  // 0 for the first of those that share the key head
