@@ -15,10 +15,9 @@ namespace mk {
 
 template <class Config>
 struct alignas(1024) JointGradientStorage : AttentionGradientStorage<Config> {
-  static constexpr int NUM_BUFFERS = 2;
   static constexpr int HALF_SUMS = Config::BLOCK_N * Config::HEAD_DIM / 2;
   // dS^T, a row a key of the tile, of 64 queries: 128 bytes, swizzled. Of two blocks of queries in turn.
-  uint8_t d_weights[NUM_BUFFERS][Config::BLOCK_M * 128];
+  uint8_t d_weights[2][Config::BLOCK_M * 128];
   // What a tile adds to dQ of a block: of each warpgroup its columns, in the order of its accumulators.
   float staged[Config::NUM_CONSUMER_WARPGROUPS][HALF_SUMS];
 };

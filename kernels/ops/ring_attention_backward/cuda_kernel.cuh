@@ -318,16 +318,14 @@ template <class Element>
 using NarrowConfig = AttentionGradientConfig<64, 6, Element>;
 template <class Element>
 using WideConfig = AttentionGradientConfig<128, 4, Element>;
-// Of the kernels that add to dQ, whose storage has more to hold.
-template <class Element>
-using JointNarrowConfig = AttentionGradientConfig<64, 6, Element>;
+// Of kernels that add to dQ, whose storage has more to hold.
 template <class Element>
 using JointWideConfig = AttentionGradientConfig<128, 3, Element>;
 
 template <class Element>
 const CudaTable& cuda_kernel_table() {
   static const CudaTable table{
-      {cuda_kernel_entry<JointNarrowConfig<Element>>(), cuda_kernel_entry<JointWideConfig<Element>>()}};
+      {cuda_kernel_entry<NarrowConfig<Element>>(), cuda_kernel_entry<JointWideConfig<Element>>()}};
   return table;
 }
 

@@ -41,7 +41,7 @@ constexpr CudaKernelOf<NetworkParams> cuda_network_kernel_entry() {
 
 template <class Element>
 const NetworkTable& cuda_network_kernel_table() {
-  static const NetworkTable table{{cuda_network_kernel_entry<JointNarrowConfig<Element>>(),
+  static const NetworkTable table{{cuda_network_kernel_entry<NarrowConfig<Element>>(),
                                    cuda_network_kernel_entry<JointWideConfig<Element>>()}};
   return table;
 }

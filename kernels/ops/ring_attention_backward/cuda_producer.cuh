@@ -41,8 +41,9 @@ __device__ __forceinline__ void storage_init(CudaStorage<Config, Attention>& sme
 // Of the kernels that add to dQ.
 template <class Config>
 struct JointCudaStorage : CudaStorage<Config, JointGradientStorage<Config>> {
-  // From the producer to the warps that add. What stream past are NUM_STAGES ahead of what consumers are done
-  // with, and that is two ahead of what has been taken of what they staged.
+  // From the producer to the warps that add. It is at most NUM_STAGES ahead of the blocks that consumers are
+  // done with, and of those all but the last three have been added, or are about to be: their turns have been
+  // read.
   static constexpr int NUM_TURNS = Config::NUM_STAGES + 3;
   JointGradientBarriers joint;
   QueryTurns<NUM_TURNS> turns;
