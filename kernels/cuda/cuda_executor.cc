@@ -9,7 +9,6 @@
 #include "kernels/cuda/gemm_type.h"
 #include "kernels/cuda/rank_gemm_launch.h"
 #include "kernels/cuda/rank_gemm_plan.h"
-#include "kernels/device/gemm_partials_layout.h"
 #include "kernels/device/tagged_packets.h"
 #include "kernels/protocol.h"
 #include "lib/symmetric_memory.h"
@@ -94,7 +93,7 @@ int CudaExecutor::num_sms_of(const GemmCall& call) const {
 }
 
 // The most that any plan for this number of SMs asks for: the largest tile, cut for every SM.
-size_t CudaExecutor::max_workspace_bytes() const { return PartialsLayout(num_sms_, 128, 256).num_bytes; }
+size_t CudaExecutor::max_workspace_bytes() const { return gemm_max_workspace_bytes(num_sms_); }
 
 size_t CudaExecutor::workspace_bytes() const {
   if (rank_) return rank_->workspace_bytes();

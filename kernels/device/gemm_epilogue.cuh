@@ -94,7 +94,8 @@ __device__ __forceinline__ void add_c(float (&accumulators)[NUM_ACCUMULATORS], c
 template <int ROW_BYTES>
 __device__ __forceinline__ uint32_t swizzled_chunk(uint32_t buffer, int row, int chunk) {
   if constexpr (ROW_BYTES == 128) return buffer + row * 128 + ((chunk ^ (row & 7)) << 4);
-  return buffer + row * 64 + ((chunk ^ (row / 2 & 3)) << 4);
+  if constexpr (ROW_BYTES == 64) return buffer + row * 64 + ((chunk ^ (row / 2 & 3)) << 4);
+  return buffer + row * 32 + ((chunk ^ (row / 4 & 1)) << 4);
 }
 
 // COLUMNS columns from accumulator `first` on, as 16-bit values.
@@ -113,18 +114,82 @@ __device__ __forceinline__ void fill_buffer_16_bit(const float (&d)[NUM_ACCUMULA
   }
 }
 
-// 32 columns from accumulator `first` on, as fp32.
-template <int NUM_ACCUMULATORS>
+// The same as fp32.
+template <int COLUMNS, int NUM_ACCUMULATORS>
 __device__ __forceinline__ void fill_buffer_fp32(const float (&d)[NUM_ACCUMULATORS], int first,
                                                  uint32_t buffer) {
   const int lane = threadIdx.x % 32;
   const int row = lane / 4;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < COLUMNS / 8; ++i) {
     const int j = first + 4 * i;
     const int chunk = 2 * i + lane % 4 / 2;
-    ptx::st_shared_v2(swizzled_chunk<128>(buffer, row, chunk) + lane % 2 * 8, d[j], d[j + 1]);
-    ptx::st_shared_v2(swizzled_chunk<128>(buffer, row + 8, chunk) + lane % 2 * 8, d[j + 2], d[j + 3]);
+    ptx::st_shared_v2(swizzled_chunk<COLUMNS * 4>(buffer, row, chunk) + lane % 2 * 8, d[j], d[j + 1]);
+    ptx::st_shared_v2(swizzled_chunk<COLUMNS * 4>(buffer, row + 8, chunk) + lane % 2 * 8, d[j + 2], d[j + 3]);
+  }
+}
+
+// Columns [FIRST, FIRST + COLUMNS) of a warp's rows, through the buffer of `rows`; `m`, `n`: the first row and
+// column of all.
+template <class Out, int FIRST, int COLUMNS, int NUM_ACCUMULATORS>
+__device__ __forceinline__ void store_columns(const float (&accumulators)[NUM_ACCUMULATORS],
+                                              const EpilogueParams& params, uint8_t* rows, int m, int m_end,
+                                              int n) {
+  constexpr int ROW_BYTES = COLUMNS * sizeof(Out);
+  constexpr int LANES_PER_ROW = ROW_BYTES / 16;
+  constexpr int ELEMENTS_PER_CHUNK = 16 / sizeof(Out);
+  constexpr int ROWS_PER_PASS = 32 / LANES_PER_ROW;
+  const int lane = threadIdx.x % 32;
+  const uint32_t buffer = ptx::smem_address(rows);
+  if constexpr (sizeof(Out) == 2) {
+    fill_buffer_16_bit<Out, COLUMNS>(accumulators, FIRST / 2, buffer);
+  } else {
+    fill_buffer_fp32<COLUMNS>(accumulators, FIRST / 2, buffer);
+  }
+  __syncwarp();
+  const int first_row = lane / LANES_PER_ROW;
+  const int chunk = lane % LANES_PER_ROW;
+  const int num_rows = m_end - m - first_row;  // from the lane's first row on
+  Out* destination =
+      static_cast<Out*>(params.c) + (m + first_row) * params.ldc + n + FIRST + chunk * ELEMENTS_PER_CHUNK;
+  if (params.rows_aligned && n + 2 * NUM_ACCUMULATORS <= params.n) {
+#pragma unroll
+    for (int row = 0; row < 16; row += ROWS_PER_PASS) {
+      const uint4 value = ptx::ld_shared_v4(swizzled_chunk<ROW_BYTES>(buffer, first_row + row, chunk));
+      if (row < num_rows) *reinterpret_cast<uint4*>(destination + row * params.ldc) = value;
+    }
+    return;
+  }
+  // Rolled up: a CTA runs its epilogue a few times, and straight code costs more to fetch than it saves.
+  const int num_columns = params.n - n - FIRST - chunk * ELEMENTS_PER_CHUNK;
+#pragma unroll 1
+  for (int row = 0; row < 16 && row < num_rows; row += ROWS_PER_PASS) {
+    const uint32_t offset = swizzled_chunk<ROW_BYTES>(0, first_row + row, chunk);
+    const Out* source = reinterpret_cast<const Out*>(rows + offset);
+#pragma unroll 1
+    for (int element = 0; element < ELEMENTS_PER_CHUNK && element < num_columns; ++element) {
+      destination[row * params.ldc + element] = source[element];
+    }
+  }
+  __syncwarp();
+}
+
+// All columns from FIRST on: 128 bytes of a row at a time, and where there are fewer left 64 or 32.
+template <class Out, int FIRST, int NUM_BUFFERS, int NUM_ACCUMULATORS>
+__device__ __forceinline__ void store_columns_from(const float (&accumulators)[NUM_ACCUMULATORS],
+                                                   const EpilogueParams& params,
+                                                   EpilogueBuffers<NUM_BUFFERS>& buffers, int m, int m_end,
+                                                   int n) {
+  constexpr int LEFT = 2 * NUM_ACCUMULATORS - FIRST;
+  if constexpr (LEFT > 0) {
+    constexpr int WIDEST = 128 / sizeof(Out);
+    constexpr int COLUMNS = LEFT >= WIDEST ? WIDEST : LEFT >= WIDEST / 2 ? WIDEST / 2 : WIDEST / 4;
+    // With two buffers, the barrier of one pass keeps the next but one from overwriting what is still being
+    // read.
+    if (NUM_BUFFERS == 1 && FIRST > 0) __syncwarp();
+    store_columns<Out, FIRST, COLUMNS>(accumulators, params, buffers.rows[FIRST / WIDEST % NUM_BUFFERS], m,
+                                       m_end, n);
+    store_columns_from<Out, FIRST + COLUMNS>(accumulators, params, buffers, m, m_end, n);
   }
 }
 
@@ -133,56 +198,9 @@ template <class Out, int NUM_BUFFERS, int NUM_ACCUMULATORS>
 __device__ __forceinline__ void store_rows(float (&accumulators)[NUM_ACCUMULATORS],
                                            const EpilogueParams& params, EpilogueBuffers<NUM_BUFFERS>& buffers,
                                            int m, int m_end, int n) {
-  constexpr int BLOCK_N = 2 * NUM_ACCUMULATORS;
-  constexpr int COLUMNS = sizeof(Out) == 4 || BLOCK_N % 64 != 0 ? 32 : 64;
-  constexpr int ROW_BYTES = COLUMNS * sizeof(Out);
-  constexpr int LANES_PER_ROW = ROW_BYTES / 16;
-  constexpr int ELEMENTS_PER_CHUNK = 16 / sizeof(Out);
-  constexpr int ROWS_PER_PASS = 32 / LANES_PER_ROW;
   const int lane = threadIdx.x % 32;
   if (params.accumulate) add_c<Out>(accumulators, params, m + lane / 4, m_end, n + lane % 4 * 2);
-  const int first_row = lane / LANES_PER_ROW;
-  const int chunk = lane % LANES_PER_ROW;
-  const int num_rows = m_end - m - first_row;  // from the lane's first row on
-  const bool is_whole = params.rows_aligned && n + BLOCK_N <= params.n;
-  Out* destination =
-      static_cast<Out*>(params.c) + (m + first_row) * params.ldc + n + chunk * ELEMENTS_PER_CHUNK;
-#pragma unroll
-  for (int i = 0; i < BLOCK_N / COLUMNS; ++i) {
-    // With two buffers, the barrier of one pass keeps the next but one from overwriting what is still being
-    // read.
-    if (NUM_BUFFERS == 1 && i > 0) __syncwarp();
-    uint8_t* rows = buffers.rows[i % NUM_BUFFERS];
-    const uint32_t buffer = ptx::smem_address(rows);
-    if constexpr (sizeof(Out) == 2) {
-      fill_buffer_16_bit<Out, COLUMNS>(accumulators, i * COLUMNS / 2, buffer);
-    } else {
-      fill_buffer_fp32(accumulators, i * COLUMNS / 2, buffer);
-    }
-    __syncwarp();
-    if (is_whole) {
-#pragma unroll
-      for (int row = 0; row < 16; row += ROWS_PER_PASS) {
-        const uint4 value = ptx::ld_shared_v4(swizzled_chunk<ROW_BYTES>(buffer, first_row + row, chunk));
-        Out* at = destination + row * params.ldc + i * COLUMNS;
-        if (row < num_rows) *reinterpret_cast<uint4*>(at) = value;
-      }
-      continue;
-    }
-    // Rolled up: a CTA runs its epilogue a few times, and straight code costs more to fetch than it saves.
-    const int num_columns = params.n - n - i * COLUMNS - chunk * ELEMENTS_PER_CHUNK;
-#pragma unroll 1
-    for (int row = 0; row < 16 && row < num_rows; row += ROWS_PER_PASS) {
-      const uint32_t offset = swizzled_chunk<ROW_BYTES>(0, first_row + row, chunk);
-      const Out* source = reinterpret_cast<const Out*>(rows + offset);
-      Out* at = destination + row * params.ldc + i * COLUMNS;
-#pragma unroll 1
-      for (int element = 0; element < ELEMENTS_PER_CHUNK && element < num_columns; ++element) {
-        at[element] = source[element];
-      }
-    }
-    __syncwarp();
-  }
+  store_columns_from<Out, 0>(accumulators, params, buffers, m, m_end, n);
   __syncwarp();
 }
 

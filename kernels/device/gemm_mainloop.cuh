@@ -10,16 +10,20 @@
 
 #include "kernels/device/load_params.h"
 #include "kernels/device/tile_scheduler.h"
+#include "kernels/ptx/cluster.cuh"
 #include "kernels/ptx/mbarrier.cuh"
 #include "kernels/ptx/tma.cuh"
 #include "kernels/ptx/wgmma.cuh"
 
 namespace mk {
 
-// How two consumer warpgroups share the work. Cooperative: each has 64 of a tile's 128 rows, and both idle the
-// tensor cores in their epilogue. Ping-pong: each has a whole tile, and one multiplies while the other is in
-// its epilogue; the ring of stages hands them their tiles in turn.
-template <int BLOCK_M_, int BLOCK_N_, bool PING_PONG_, class Element_, bool A_TRANSPOSED_, bool B_TRANSPOSED_>
+// How two consumer warpgroups share the work. Cooperative: each has half of a tile's rows (of 64 there is but
+// one), and both idle the tensor cores in their epilogue. Ping-pong: each has a whole tile, and one multiplies
+// while the other is in its epilogue; the ring of stages hands them their tiles in turn.
+// In pairs: two neighbours of a cluster have neighbouring tiles of M, and each loads half of what both need of
+// B.
+template <int BLOCK_M_, int BLOCK_N_, bool PING_PONG_, class Element_, bool A_TRANSPOSED_, bool B_TRANSPOSED_,
+          bool IN_PAIRS_ = false>
 struct GemmConfig {
   using Element = Element_;
   static constexpr int BLOCK_M = BLOCK_M_;
@@ -30,20 +34,21 @@ struct GemmConfig {
   // no operand is ever transposed by hand.
   static constexpr bool A_TRANSPOSED = A_TRANSPOSED_;
   static constexpr bool B_TRANSPOSED = B_TRANSPOSED_;
-  static constexpr int NUM_CONSUMER_WARPGROUPS = PING_PONG ? 2 : BLOCK_M / 64;
-  static constexpr int WARPGROUP_ROWS = PING_PONG ? BLOCK_M : 64;
-  static constexpr int NUM_ROW_BLOCKS = WARPGROUP_ROWS / 64;  // wgmmas of 64 rows for one k of 16
+  static constexpr bool IN_PAIRS = IN_PAIRS_;
+  static constexpr int NUM_CONSUMER_WARPGROUPS = PING_PONG || BLOCK_M > 64 ? 2 : 1;
+  // Of a warpgroup: wgmmas of 64 rows for one k of 16.
+  static constexpr int NUM_ROW_BLOCKS = BLOCK_M / 64 / (PING_PONG ? 1 : NUM_CONSUMER_WARPGROUPS);
   static constexpr int NUM_CONSUMER_WARPS = NUM_CONSUMER_WARPGROUPS * 4;
   static constexpr int NUM_WARPS_PER_STAGE =
-      PING_PONG ? 4 : NUM_CONSUMER_WARPS;  // that read, and free, a stage
+      (PING_PONG ? 4 : NUM_CONSUMER_WARPS) * (IN_PAIRS ? 2 : 1);  // that read, and free, a stage
   static constexpr int NUM_THREADS = 128 * (NUM_CONSUMER_WARPGROUPS + 1);
   static constexpr int A_STAGE_BYTES = BLOCK_M * BLOCK_K * 2;
   // Where N is contiguous, swizzled blocks are 64 columns wide, so that 160 and 224 load up to 32 columns too
   // many.
   static constexpr int B_STAGE_BYTES = (B_TRANSPOSED ? BLOCK_N : (BLOCK_N + 63) / 64 * 64) * BLOCK_K * 2;
   static constexpr int STAGE_BYTES = A_STAGE_BYTES + B_STAGE_BYTES;
-  // 192 KB of stages leave 32 KB of 227 for the epilogue.
-  static constexpr int NUM_STAGES = 196608 / STAGE_BYTES;
+  // 192 KB of stages leave 32 KB of 227 for the epilogue; the largest tile is short of stages and has 208.
+  static constexpr int NUM_STAGES = (BLOCK_M == 256 ? 208 : 192) * 1024 / STAGE_BYTES;
   // A consumer thread's part of its warpgroup's rows.
   using Accumulators = float[NUM_ROW_BLOCKS][BLOCK_N / 2];
 };
@@ -78,7 +83,7 @@ __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, uint32_t phase)
   }
 }
 
-// By one thread of the CTA; a barrier must follow before any stage is used.
+// By one thread of the CTA; a barrier, in pairs the cluster's, must follow before any stage is used.
 template <class Config>
 __device__ void mainloop_init(MainloopStorage<Config>& smem) {
   for (int stage = 0; stage < Config::NUM_STAGES; ++stage) {
@@ -107,11 +112,36 @@ __device__ __forceinline__ void load_a_stage(MainloopStorage<Config>& smem, int 
   }
 }
 
+// In pairs: this CTA's half of a stage's B, to both: of its rows where B is [N, K], of each block's where it is
+// [K, N].
+template <class Config>
+__device__ __forceinline__ void load_b_half_stage(MainloopStorage<Config>& smem, int stage,
+                                                  const CUtensorMap* map_b, int n, int k) {
+  constexpr int ROWS = (Config::B_TRANSPOSED ? Config::BLOCK_N : Config::BLOCK_K) / 2;
+  static_assert(ROWS % 8 == 0);  // the swizzle's period
+  uint64_t* full = &smem.stage_full[stage];
+  const int rank = static_cast<int>(ptx::cluster_ctarank());
+  const int row = rank % 2 * ROWS;
+  const auto both = static_cast<uint16_t>(3 << rank / 2 * 2);
+  if constexpr (Config::B_TRANSPOSED) {
+    ptx::cp_async_bulk_tensor_2d_shared_global_multicast(smem.b[stage] + row * 128, map_b, full, k, n + row,
+                                                         both);
+  } else {
+#pragma unroll
+    for (int i = 0; i < (Config::BLOCK_N + 63) / 64; ++i) {
+      ptx::cp_async_bulk_tensor_2d_shared_global_multicast(smem.b[stage] + (i * 64 + row) * 128, map_b, full,
+                                                           n + i * 64, k + row, both);
+    }
+  }
+}
+
 template <class Config>
 __device__ __forceinline__ void load_b_stage(MainloopStorage<Config>& smem, int stage, const CUtensorMap* map_b,
                                              int n, int k) {
   uint64_t* full = &smem.stage_full[stage];
-  if constexpr (Config::B_TRANSPOSED) {
+  if constexpr (Config::IN_PAIRS) {
+    load_b_half_stage<Config>(smem, stage, map_b, n, k);
+  } else if constexpr (Config::B_TRANSPOSED) {
     ptx::cp_async_bulk_tensor_2d_shared_global(smem.b[stage], map_b, full, k, n);
   } else {
 #pragma unroll
@@ -165,7 +195,14 @@ __device__ __forceinline__ void load_first_tile(MainloopStorage<Config>& smem,
 
 template <class Config>
 __device__ __forceinline__ void release_stage(MainloopStorage<Config>& smem, int stage) {
-  if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&smem.stage_empty[stage]);
+  if constexpr (Config::IN_PAIRS) {
+    // Both CTAs write to the stage.
+    const uint32_t lane = threadIdx.x % 32;
+    if (lane < 2)
+      ptx::mbarrier_arrive_shared_cluster(&smem.stage_empty[stage], ptx::cluster_ctarank() / 2 * 2 + lane);
+  } else {
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&smem.stage_empty[stage]);
+  }
 }
 
 // In a stage, 64 rows of A, and 64 columns of B where N is contiguous, are blocks of this size.

@@ -11,7 +11,7 @@ namespace mk {
 // The workspace of a launch: one partial tile and a flag for each 64 rows a CTA. Flags are zero before and
 // after every launch (the reader clears what it has read), so the caller zeroes them once.
 struct PartialsLayout {
-  static constexpr int MAX_BLOCKS = 2;
+  static constexpr int MAX_BLOCKS = 4;
   size_t flags_bytes;
   size_t tile_bytes;
   size_t num_bytes;

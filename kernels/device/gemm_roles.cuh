@@ -21,7 +21,7 @@ __device__ __forceinline__ void consumer_role(MainloopStorage<Config>& smem, int
                                               Next&& next, Finish&& finish, Deferred& deferred) {
   StageCursor<Config::NUM_STAGES> stages;
   typename Config::Accumulators accumulators;
-  const int first_block = Config::PING_PONG ? 0 : warpgroup;
+  const int first_block = Config::PING_PONG ? 0 : warpgroup * Config::NUM_ROW_BLOCKS;
   // Ping-pong: leaves `work`, which is the other warpgroup's, and its stages, and moves on to the tile after
   // it.
   const auto skip_tile = [&](Work* work) {

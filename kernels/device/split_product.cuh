@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Tiles whose inner dimension the CTAs of a cluster share: each leaves what it has in the others' shared
-// memory, and they add it up in the order of k, each a part of the tile.
+// memory, and they add it up in the order of k, each a part of the tile. In pairs (GemmConfig) a cluster has
+// two such tiles, of neighbouring rows, or, whose inner dimension is not split, no more than these.
 #pragma once
 
 #include "kernels/device/deferred_rows.cuh"
@@ -17,8 +18,6 @@ __device__ __forceinline__ void cluster_sync() {
   ptx::barrier_cluster_arrive_release();
   ptx::barrier_cluster_wait_acquire();
 }
-
-constexpr int SPLIT_CHUNK_COLUMNS = 32;
 
 // A tile is shared out in chunks of columns of 16 rows, a slab. A chunk's partial sums come to its CTA: of each
 // source, of each 64 rows, register quadruple i of thread t at i * 128 + t.
@@ -51,27 +50,47 @@ constexpr bool split_chunks_fit() {
   return true;
 }
 
-// The tile of this CTA's cluster, and its part of k.
-__device__ __forceinline__ TileWork split_work(const TileSchedule& schedule, int cta_rank, int num_ctas) {
+// What this CTA is of those that share a tile, and where these are in the cluster.
+template <class Config>
+struct SplitPlace {
+  static constexpr int STRIDE = Config::IN_PAIRS ? 2 : 1;
+  int first;  // CTA of the cluster
+  int index;
+
+  __device__ SplitPlace() {
+    const int rank = static_cast<int>(ptx::cluster_ctarank());
+    first = rank % STRIDE;
+    index = rank / STRIDE;
+  }
+  __device__ int cta_rank(int of_index) const { return first + of_index * STRIDE; }
+};
+
+// The tile of this CTA, and its part of k; the schedule's tiles are a cluster's.
+template <class Config>
+__device__ __forceinline__ TileWork split_work(const TileSchedule& schedule, const SplitPlace<Config>& place,
+                                               int num_ctas) {
+  constexpr int STRIDE = SplitPlace<Config>::STRIDE;
   TileWork work{};
-  schedule.place(static_cast<int>(blockIdx.x) / num_ctas, &work.m_tile, &work.n_tile);
-  work.k_begin = cta_rank * schedule.num_k_steps / num_ctas;
-  work.k_end = (cta_rank + 1) * schedule.num_k_steps / num_ctas;
+  schedule.place(static_cast<int>(blockIdx.x) / (num_ctas * STRIDE), &work.m_tile, &work.n_tile);
+  work.m_tile = work.m_tile * STRIDE + place.first;
+  work.k_begin = place.index * schedule.num_k_steps / num_ctas;
+  work.k_end = (place.index + 1) * schedule.num_k_steps / num_ctas;
   return work;
 }
 
 // 16 rows of each 64 a warp: every chunk to its CTA.
 template <class Config>
 __device__ __forceinline__ void send_partials(MainloopStorage<Config>& smem, const SplitChunks<Config>& chunks,
-                                              int cta_rank, int block,
+                                              const SplitPlace<Config>& place, int block,
                                               const float (&accumulators)[Config::BLOCK_N / 2]) {
   constexpr int NUM_QUADRUPLES = SplitChunks<Config>::NUM_QUADRUPLES;
   const uint32_t base = ptx::smem_address(&smem);
   const int slab = block * 4 + threadIdx.x % 128 / 32;
 #pragma unroll
   for (int chunk = 0; chunk < SplitChunks<Config>::NUM; ++chunk) {
-    const uint32_t to = ptx::mapa_shared_cluster(
-        base + chunks.offset(chunk, cta_rank, block, threadIdx.x % 128), chunks.owner(chunk, slab));
+    const uint32_t to =
+        ptx::mapa_shared_cluster(base + chunks.offset(chunk, place.index, block, threadIdx.x % 128),
+                                 place.cta_rank(chunks.owner(chunk, slab)));
 #pragma unroll
     for (int i = 0; i < NUM_QUADRUPLES; ++i) {
       const float* from = accumulators + 4 * (chunk * NUM_QUADRUPLES + i);
@@ -115,13 +134,13 @@ struct SplitProduct {
 template <class Config>
 __device__ __forceinline__ void finish_chunks(MainloopStorage<Config>& smem, EpilogueBuffers<1>* buffers,
                                               const SplitProduct& product, const SplitChunks<Config>& chunks,
-                                              const TileWork& work, int cta_rank) {
+                                              const TileWork& work, int index) {
   const int warp = threadIdx.x / 32;
   const int first_row = work.m_tile * Config::BLOCK_M;
   const int num_slabs = (min(Config::BLOCK_M, product.m - first_row) + 15) / 16;
   for (int unit = warp; unit < num_slabs * chunks.num_groups(); unit += Config::NUM_CONSUMER_WARPS) {
     const int slab = unit % num_slabs;
-    const int chunk = chunks.chunk_of(cta_rank, slab, unit / num_slabs);
+    const int chunk = chunks.chunk_of(index, slab, unit / num_slabs);
     const int column = work.n_tile * Config::BLOCK_N + chunk * SPLIT_CHUNK_COLUMNS;
     if (chunk >= SplitChunks<Config>::NUM || column >= product.epilogue.n) continue;
     float sums[SPLIT_CHUNK_COLUMNS / 2];
@@ -131,11 +150,11 @@ __device__ __forceinline__ void finish_chunks(MainloopStorage<Config>& smem, Epi
 }
 
 // A consumer warpgroup. The stages hold, when all CTAs have multiplied, partial sums; the other warps of the
-// CTA meet the cluster twice, too.
+// CTA call meet_split().
 template <class Config>
 __device__ __forceinline__ void consume_split(MainloopStorage<Config>& smem, EpilogueBuffers<1>* buffers,
-                                              const SplitProduct& product, const TileWork& work, int cta_rank,
-                                              int warpgroup) {
+                                              const SplitProduct& product, const TileWork& work,
+                                              const SplitPlace<Config>& place, int warpgroup) {
   const SplitChunks<Config> chunks = {product.num_ctas};
   const Tracer tracer(product.trace, TRACE_COMPUTE + warpgroup);
   tracer.begin(TraceKind::compute, trace_tile(work));
@@ -146,13 +165,31 @@ __device__ __forceinline__ void consume_split(MainloopStorage<Config>& smem, Epi
       accumulators, smem, stages, work.k_end - work.k_begin, warpgroup, [] {}, nothing);
   tracer.end();
   tracer.begin(TraceKind::store, trace_tile(work));
+  const int first_row =
+      work.m_tile * Config::BLOCK_M + warpgroup * 64 + static_cast<int>(threadIdx.x) % 128 / 32 * 16;
+  if constexpr (Config::IN_PAIRS) {
+    if (product.num_ctas == 1) {
+      store_tile_rows(accumulators[0], product.epilogue, buffers[threadIdx.x / 32], first_row, product.m,
+                      work.n_tile * Config::BLOCK_N);
+      tracer.end();
+      cluster_sync();  // the other one still writes to this one's shared memory
+      return;
+    }
+  }
   // Nobody multiplies out of the stages any more.
   cluster_sync();
-  if (work.m_tile * Config::BLOCK_M + warpgroup * 64 + threadIdx.x % 128 / 32 * 16 < product.m)
-    send_partials(smem, chunks, cta_rank, warpgroup, accumulators[0]);
-  cluster_sync();
-  finish_chunks(smem, buffers, product, chunks, work, cta_rank);
+  if constexpr (Config::BLOCK_N % SPLIT_CHUNK_COLUMNS == 0) {
+    if (first_row < product.m) send_partials(smem, chunks, place, warpgroup, accumulators[0]);
+    cluster_sync();
+    finish_chunks(smem, buffers, product, chunks, work, place.index);
+  }
   tracer.end();
+}
+
+// The other warps of a CTA.
+__device__ __forceinline__ void meet_split(int num_ctas) {
+  cluster_sync();
+  if (num_ctas > 1) cluster_sync();
 }
 
 }  // namespace mk

@@ -21,18 +21,27 @@ const GemmSplitKernelTable& split_kernels_of(GemmType in_type) {
   return in_type == GemmType::bf16 ? gemm_split_kernels_bf16() : gemm_split_kernels_fp16();
 }
 
-const GemmKernelEntry* find_split_kernel(const GemmShape& shape, const GemmPlan& plan) {
+const GemmPairKernelTable& pair_kernels_of(GemmType in_type) {
+  return in_type == GemmType::bf16 ? gemm_pair_kernels_bf16() : gemm_pair_kernels_fp16();
+}
+
+// Of the kernels whose tiles clusters have.
+template <class Table, int NUM_TILES>
+const GemmKernelEntry* find_cluster_kernel(const Table& table, const GemmTile (&tiles)[NUM_TILES],
+                                           const GemmShape& shape, const GemmPlan& plan) {
   if (shape.a_transposed) return nullptr;
-  for (int tile = 0; tile < NUM_GEMM_SPLIT_TILES; ++tile) {
-    if (GEMM_SPLIT_TILES[tile].block_m == plan.block_m && GEMM_SPLIT_TILES[tile].block_n == plan.block_n)
-      return &split_kernels_of(shape.in_type).entries[tile][shape.b_transposed ? 1 : 0];
+  for (int tile = 0; tile < NUM_TILES; ++tile) {
+    if (tiles[tile].block_m == plan.block_m && tiles[tile].block_n == plan.block_n)
+      return &table.entries[tile][shape.b_transposed ? 1 : 0];
   }
   return nullptr;
 }
 
 const GemmKernelEntry* find_kernel(const GemmShape& shape, const GemmPlan& plan, bool traced) {
   if (shape.in_type == GemmType::fp32 || (shape.a_transposed && shape.b_transposed)) return nullptr;
-  if (plan.num_split_ctas > 1) return find_split_kernel(shape, plan);
+  if (plan.in_pairs) return find_cluster_kernel(pair_kernels_of(shape.in_type), GEMM_PAIR_TILES, shape, plan);
+  if (plan.num_split_ctas > 1)
+    return find_cluster_kernel(split_kernels_of(shape.in_type), GEMM_SPLIT_TILES, shape, plan);
   const GemmLayout layout = shape.a_transposed ? GEMM_A_TRANSPOSED_KN : shape.b_transposed ? GEMM_NK : GEMM_KN;
   for (int tile = 0; tile < NUM_GEMM_TILES; ++tile) {
     if (GEMM_TILES[tile].block_m == plan.block_m && GEMM_TILES[tile].block_n == plan.block_n &&
@@ -74,15 +83,17 @@ bool fill_params(const GemmArguments& arguments, const GemmPlan& plan, const Gem
                                                                 shape.k, lda, a_box_rows, GEMM_BLOCK_K);
   params->load.stage_bytes =
       kernel.stage_bytes - (shape.a_transposed ? 0 : (plan.block_m - a_box_rows) * GEMM_BLOCK_K * 2);
+  const int b_box_rows = (shape.b_transposed ? plan.block_n : GEMM_BLOCK_K) / (plan.in_pairs ? 2 : 1);
   const bool b_encoded = shape.b_transposed ? encode_tensor_map(&params->load.map_b, shape.in_type, b, shape.n,
-                                                                shape.k, ldb, plan.block_n, GEMM_BLOCK_K)
+                                                                shape.k, ldb, b_box_rows, GEMM_BLOCK_K)
                                             : encode_tensor_map(&params->load.map_b, shape.in_type, b, shape.k,
-                                                                shape.n, ldb, GEMM_BLOCK_K, 64);
+                                                                shape.n, ldb, b_box_rows, 64);
   if (!a_encoded || !b_encoded) return false;
 
   const int out_bytes = shape.out_type == GemmType::fp32 ? 4 : 2;
   const bool rows_aligned = is_aligned_16(arguments.c) && arguments.ldc * out_bytes % 16 == 0;
-  params->schedule = {static_cast<int>((shape.m + plan.block_m - 1) / plan.block_m),
+  const int64_t block_m = plan.block_m * (plan.in_pairs ? 2 : 1);
+  params->schedule = {static_cast<int>((shape.m + block_m - 1) / block_m),
                       static_cast<int>((shape.n + plan.block_n - 1) / plan.block_n),
                       static_cast<int>((shape.k + GEMM_BLOCK_K - 1) / GEMM_BLOCK_K),
                       plan.num_workers,
@@ -133,6 +144,7 @@ cudaError_t gemm_prepare() {
     if (error == cudaSuccess) error = prepare(kernels_of(type, false));
     if (error == cudaSuccess) error = prepare(kernels_of(type, true));
     if (error == cudaSuccess) error = prepare(split_kernels_of(type));
+    if (error == cudaSuccess) error = prepare(pair_kernels_of(type));
   }
   return error;
 }
@@ -144,7 +156,7 @@ cudaError_t gemm_cluster_limits(GemmClusterLimits* limits) {
       cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel.kernel),
                            cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.smem_bytes);
   if (prepared != cudaSuccess) return prepared;
-  for (int num_ctas = 2; num_ctas <= MAX_SPLIT_CTAS; ++num_ctas) {
+  for (int num_ctas = 2; num_ctas <= MAX_CLUSTER_CTAS; ++num_ctas) {
     cudaLaunchAttribute attribute{};
     cudaLaunchConfig_t config = launch_config(kernel, num_ctas, num_ctas, &attribute);
     const cudaError_t error =
@@ -163,7 +175,7 @@ cudaError_t gemm_launch(const GemmArguments& arguments, const GemmPlan& plan, cu
   if (!fill_params(arguments, plan, *kernel, &params)) return cudaErrorInvalidValue;
 
   cudaLaunchAttribute attribute{};
-  cudaLaunchConfig_t config = launch_config(*kernel, plan.num_ctas(), plan.num_split_ctas, &attribute);
+  cudaLaunchConfig_t config = launch_config(*kernel, plan.num_ctas(), plan.num_cluster_ctas(), &attribute);
   config.stream = stream;
   return cudaLaunchKernelEx(&config, kernel->kernel, params);
 }

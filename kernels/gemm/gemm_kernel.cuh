@@ -31,7 +31,7 @@ struct GemmParams {
 template <class Config>
 struct GemmStorage {
   MainloopStorage<Config> mainloop;
-  EpilogueBuffers<2> epilogue[Config::NUM_CONSUMER_WARPS];
+  EpilogueBuffers<Config::BLOCK_M == 256 ? 1 : 2> epilogue[Config::NUM_CONSUMER_WARPS];
 };
 
 using GemmKernel = void (*)(GemmParams);
@@ -52,6 +52,9 @@ struct GemmKernelTable {
 struct GemmSplitKernelTable {
   GemmKernelEntry entries[NUM_GEMM_SPLIT_TILES][2];  // KN, NK
 };
+struct GemmPairKernelTable {
+  GemmKernelEntry entries[NUM_GEMM_PAIR_TILES][2];  // KN, NK
+};
 // One translation unit an input type, so that they compile in parallel. Those that record a trace are kernels
 // of their own: the spans' code in the consumers changes how the others' registers are dealt out.
 const GemmKernelTable& gemm_kernels_bf16();
@@ -60,6 +63,8 @@ const GemmKernelTable& gemm_traced_kernels_bf16();
 const GemmKernelTable& gemm_traced_kernels_fp16();
 const GemmSplitKernelTable& gemm_split_kernels_bf16();
 const GemmSplitKernelTable& gemm_split_kernels_fp16();
+const GemmPairKernelTable& gemm_pair_kernels_bf16();
+const GemmPairKernelTable& gemm_pair_kernels_fp16();
 
 template <bool TRACED>
 __device__ __forceinline__ TraceBuffer* trace_of(const GemmParams& params) {
@@ -108,10 +113,11 @@ __device__ __forceinline__ void finish_rows(GemmStorage<Config>& smem, const Gem
   store_tile_rows(accumulators, params.epilogue, smem.epilogue[warp], m, params.m, n);
 }
 
-// Where both warpgroups finish a tile together, nothing else would be multiplied while they store it.
+// Where both warpgroups finish a tile together, nothing else would be multiplied while they store it. With two
+// blocks of rows each there are no registers for it.
 template <class Config>
 __device__ __forceinline__ auto deferred_of(GemmStorage<Config>& smem) {
-  if constexpr (Config::NUM_CONSUMER_WARPGROUPS == 2 && !Config::PING_PONG) {
+  if constexpr (Config::NUM_CONSUMER_WARPGROUPS == 2 && Config::NUM_ROW_BLOCKS == 1) {
     return DeferredRows<Config::BLOCK_N>(smem.epilogue[threadIdx.x / 32]);
   } else {
     return NothingDeferred();

@@ -18,6 +18,7 @@ constexpr double CTAS_TO_FILL_HBM = 64;         // with 192 KB in flight each
 constexpr double SPLIT_LINES_FACTOR = 1.015;    // rows of B that begin in the middle of 128 bytes
 constexpr double SM_LOAD_BYTES_PER_CYCLE = 52;  // L2 to one SM with all SMs loading
 constexpr double EPILOGUE_CYCLES = 3300;        // exposed after every tile; in ping-pong after the last
+constexpr double EPILOGUE_CYCLES_OF_256_ROWS = 9000;
 constexpr double START_CYCLES = 3500;
 constexpr double STREAMK_STEP_FACTOR = 1.04;
 // Partial tile out, flag, partial tile in: latencies, and, with large tiles, operands that were no longer in L2
@@ -36,18 +37,33 @@ constexpr double SPLIT_EXCHANGE_US = 0.6;
 constexpr double SPLIT_EXCHANGE_US_A_CTA = 0.35;
 constexpr double SPLIT_EXCHANGE_BYTES_PER_US = 68e3;
 constexpr int64_t MIN_SPLIT_STEPS = 4;  // of a CTA
+constexpr double PAIR_EFFICIENCY = 0.88;
+constexpr double PAIR_START_US = 0.8;
+
+// Rows outside the matrix take the longest to load, and a CTA of a pair waits for the other.
+double load_cycles_of_last_pair(const GemmShape& shape, const GemmPlan& plan) {
+  constexpr double CYCLES_OF_ROW = 2;
+  constexpr double CYCLES_OF_ROW_OUTSIDE = 6;
+  const int64_t rows = (shape.m - 1) % (2 * plan.block_m) + 1;
+  const int64_t of_second = std::max<int64_t>(0, rows - plan.block_m);
+  return CYCLES_OF_ROW * static_cast<double>(of_second) +
+         CYCLES_OF_ROW_OUTSIDE * static_cast<double>(plan.block_m - of_second);
+}
 
 // Cycles that one k-step of a tile takes on its SM.
 double step_cycles(const GemmShape& shape, const GemmPlan& plan, double efficiency_of_64, int64_t a_rows) {
-  const double efficiency = plan.block_m == 64    ? efficiency_of_64
-                            : plan.ping_pong      ? 0.94
-                            : plan.block_n == 256 ? 0.98
-                            : plan.block_n == 224 ? 0.96
-                                                  : 0.9;
+  const double efficiency = plan.in_pairs                                ? PAIR_EFFICIENCY
+                            : plan.block_m == 64                         ? efficiency_of_64
+                            : plan.ping_pong                             ? 0.94
+                            : plan.block_n == 256 || plan.block_m == 256 ? 0.98
+                            : plan.block_n == 224                        ? 0.96
+                                                                         : 0.9;
   const double multiply = plan.block_m * plan.block_n * GEMM_BLOCK_K / 2048.0 / efficiency;
-  const int64_t columns = shape.b_transposed ? plan.block_n : ceil_divide(plan.block_n, 64) * 64;
+  const int64_t columns =
+      (shape.b_transposed ? plan.block_n : ceil_divide(plan.block_n, 64) * 64) / (plan.in_pairs ? 2 : 1);
   const double bytes = 2.0 * GEMM_BLOCK_K * (a_rows + columns);
-  return std::max(multiply, bytes / SM_LOAD_BYTES_PER_CYCLE);
+  const double load = plan.in_pairs ? load_cycles_of_last_pair(shape, plan) : 0;
+  return std::max({multiply, bytes / SM_LOAD_BYTES_PER_CYCLE, load});
 }
 
 // Rows of A that a tile loads: its box has no more than the matrix.
@@ -73,33 +89,47 @@ double predict_us(const GemmShape& shape, const GemmPlan& plan) {
   const int64_t whole_tiles = gemm_plan_num_tiles(shape, plan) - plan.num_streamk_tiles;
   const int64_t waves = ceil_divide(whole_tiles, plan.num_workers);
   const double step = step_cycles(shape, plan, 0.6, loaded_a_rows(shape, plan));
-  double cycles = START_CYCLES + waves * k_steps * step + (plan.ping_pong ? 1 : waves) * EPILOGUE_CYCLES;
+  const double epilogue = plan.block_m == 256 ? EPILOGUE_CYCLES_OF_256_ROWS : EPILOGUE_CYCLES;
+  double cycles = START_CYCLES + waves * k_steps * step + (plan.ping_pong ? 1 : waves) * epilogue;
   double exchange_cycles = 0;
   if (plan.num_streamk_tiles > 0) {
     const double steps = std::ceil(double(plan.num_streamk_tiles) * k_steps / plan.num_workers);
     const double pieces = std::max(1.0, double(plan.num_workers) / plan.num_streamk_tiles);
     const double rows = std::min<double>(plan.block_m, shape.m);
-    cycles += steps * step * STREAMK_STEP_FACTOR + EPILOGUE_CYCLES;
+    cycles += steps * step * STREAMK_STEP_FACTOR + epilogue;
     exchange_cycles = (plan.block_m == 64 ? EXCHANGE_CYCLES : EXCHANGE_CYCLES_LARGE) +
                       (1 + pieces) * rows * plan.block_n * 4.0 / EXCHANGE_BYTES_PER_CYCLE;
   }
   return LAUNCH_US + overlapped_us(cycles / CLOCK_MHZ, memory_us(shape, plan)) + exchange_cycles / CLOCK_MHZ;
 }
 
+bool fits_at_once(const GemmPlan& plan, int num_sms, const GemmClusterLimits& limits) {
+  return plan.num_workers <= limits.at_a_time[plan.num_cluster_ctas()] && plan.num_ctas() <= num_sms;
+}
+
+// A CTA has some k-steps, and chunks of columns to add up.
+bool can_be_split(const GemmShape& shape, const GemmPlan& plan) {
+  return plan.num_split_ctas == 1 || (plan.block_n % SPLIT_CHUNK_COLUMNS == 0 &&
+                                      shape.k >= plan.num_split_ctas * MIN_SPLIT_STEPS * GEMM_BLOCK_K);
+}
+
 bool is_one_wave(const GemmShape& shape, const GemmPlan& plan) {
   return plan.num_streamk_tiles == 0 && plan.num_workers == gemm_plan_num_tiles(shape, plan);
 }
 
-// A product of few rows, a tile a CTA or a cluster.
-double predict_few_rows_us(const GemmShape& shape, const GemmPlan& plan) {
+// A product of a tile a CTA or a cluster, with few rows or in pairs.
+double predict_one_wave_us(const GemmShape& shape, const GemmPlan& plan) {
   const int64_t steps = ceil_divide(ceil_divide(shape.k, GEMM_BLOCK_K), plan.num_split_ctas);
-  double compute_us = steps * step_cycles(shape, plan, 0.85, loaded_a_rows(shape, plan)) / FEW_ROWS_CLOCK_MHZ;
-  double exchange_us = 0;
+  double compute_us = steps * step_cycles(shape, plan, 0.85, loaded_a_rows(shape, plan)) /
+                      (shape.m > FEW_ROWS ? CLOCK_MHZ : FEW_ROWS_CLOCK_MHZ);
+  double exchange_us = plan.in_pairs ? PAIR_START_US : 0;
   if (plan.num_split_ctas > 1) {
-    compute_us *= 1 + SPLIT_CONTENTION_OF_132_CTAS * std::max(0.0, (plan.num_ctas() - CTAS_WITHOUT_CONTENTION) /
-                                                                       (132 - CTAS_WITHOUT_CONTENTION));
+    if (!plan.in_pairs)
+      compute_us *=
+          1 + SPLIT_CONTENTION_OF_132_CTAS *
+                  std::max(0.0, (plan.num_ctas() - CTAS_WITHOUT_CONTENTION) / (132 - CTAS_WITHOUT_CONTENTION));
     const double bytes = 2.0 * std::min<double>(plan.block_m, shape.m) * plan.block_n * 4;
-    exchange_us =
+    exchange_us +=
         SPLIT_EXCHANGE_US + SPLIT_EXCHANGE_US_A_CTA * plan.num_split_ctas + bytes / SPLIT_EXCHANGE_BYTES_PER_US;
   }
   return FEW_ROWS_LAUNCH_US + overlapped_us(compute_us, memory_us(shape, plan)) + exchange_us;
@@ -109,6 +139,13 @@ double predict_few_rows_us(const GemmShape& shape, const GemmPlan& plan) {
 
 int64_t gemm_plan_num_tiles(const GemmShape& shape, const GemmPlan& plan) {
   return ceil_divide(shape.m, plan.block_m) * ceil_divide(shape.n, plan.block_n);
+}
+
+size_t gemm_max_workspace_bytes(int num_sms) {
+  size_t most = 0;
+  for (const GemmTile& tile : GEMM_TILES)
+    most = std::max(most, PartialsLayout(num_sms, tile.block_m, tile.block_n).num_bytes);
+  return most;
 }
 
 GemmPlan gemm_plan_with(const GemmShape& shape, int num_sms, GemmTile tile, int num_streamk_tiles) {
@@ -141,7 +178,20 @@ GemmPlan gemm_split_plan_with(const GemmShape& shape, GemmTile tile, int num_spl
   plan.num_split_ctas = num_split_ctas;
   plan.num_workers = static_cast<int>(std::max<int64_t>(1, gemm_plan_num_tiles(shape, plan)));
   plan.group_m = std::max(1, 2048 / plan.block_m);
-  plan.predicted_us = predict_few_rows_us(shape, plan);
+  plan.predicted_us = predict_one_wave_us(shape, plan);
+  return plan;
+}
+
+GemmPlan gemm_pair_plan_with(const GemmShape& shape, GemmTile tile, int num_split_ctas) {
+  GemmPlan plan;
+  plan.block_m = tile.block_m;
+  plan.block_n = tile.block_n;
+  plan.num_split_ctas = num_split_ctas;
+  plan.in_pairs = true;
+  plan.num_workers = static_cast<int>(
+      std::max<int64_t>(1, ceil_divide(shape.m, 2 * plan.block_m) * ceil_divide(shape.n, plan.block_n)));
+  plan.group_m = std::max(1, 2048 / (2 * plan.block_m));
+  plan.predicted_us = predict_one_wave_us(shape, plan);
   return plan;
 }
 
@@ -151,8 +201,7 @@ GemmPlan gemm_split_plan(const GemmShape& shape, int num_sms, const GemmClusterL
   for (const GemmTile& tile : GEMM_SPLIT_TILES) {
     for (const int num_split_ctas : {2, 4}) {
       const GemmPlan split = gemm_split_plan_with(shape, tile, num_split_ctas);
-      if (split.num_workers > limits.at_a_time[num_split_ctas] || split.num_ctas() > num_sms) continue;
-      if (shape.k < num_split_ctas * MIN_SPLIT_STEPS * GEMM_BLOCK_K) continue;
+      if (!fits_at_once(split, num_sms, limits) || !can_be_split(shape, split)) continue;
       if (best.num_split_ctas == 1 || split.predicted_us < best.predicted_us) best = split;
     }
   }
@@ -168,7 +217,7 @@ GemmPlan gemm_plan(const GemmShape& shape, int num_sms, const GemmClusterLimits&
     GemmPlan whole = gemm_plan_with(shape, num_sms, tile, -1);
     const int64_t tiles = gemm_plan_num_tiles(shape, whole);
     if (shape.m <= FEW_ROWS && is_one_wave(shape, whole))
-      whole.predicted_us = predict_few_rows_us(shape, whole);
+      whole.predicted_us = predict_one_wave_us(shape, whole);
     consider(whole);
     const int64_t rest = tiles % std::max(1, num_sms);
     if (rest == 0) continue;
@@ -179,6 +228,13 @@ GemmPlan gemm_plan(const GemmShape& shape, int num_sms, const GemmClusterLimits&
   }
   const GemmPlan split = gemm_split_plan(shape, num_sms, limits);
   if (split.num_split_ctas > 1) consider(split);
+  if (shape.a_transposed || shape.m <= GEMM_PAIR_TILES[0].block_m || shape.n == 0) return best;
+  for (const GemmTile& tile : GEMM_PAIR_TILES) {
+    for (const int num_split_ctas : {1, 2}) {
+      const GemmPlan pairs = gemm_pair_plan_with(shape, tile, num_split_ctas);
+      if (fits_at_once(pairs, num_sms, limits) && can_be_split(shape, pairs)) consider(pairs);
+    }
+  }
   return best;
 }
 

@@ -25,13 +25,15 @@ struct GemmPlan {
   int block_n = 0;
   bool ping_pong = false;
   int num_split_ctas = 1;      // of a cluster, which share a tile's inner dimension and add up what they have
-  int num_workers = 0;         // CTAs, or such clusters
+  bool in_pairs = false;       // of CTAs with neighbouring tiles of M, which load B together
+  int num_workers = 0;         // CTAs, or clusters of these
   int num_streamk_tiles = 0;   // tiles that are cut along k; the rest are whole
   int group_m = 1;             // raster: see TileSchedule
   size_t workspace_bytes = 0;  // 0 unless tiles are cut
   double predicted_us = 0;     // the model's time, by which this plan was chosen
 
-  int num_ctas() const { return num_workers * num_split_ctas; }
+  int num_cluster_ctas() const { return num_split_ctas * (in_pairs ? 2 : 1); }
+  int num_ctas() const { return num_workers * num_cluster_ctas(); }
 };
 
 struct GemmTile {
@@ -40,19 +42,25 @@ struct GemmTile {
   bool ping_pong;  // see GemmConfig
 };
 // The tiles that kernels exist for, in the order of their tables.
-constexpr GemmTile GEMM_TILES[] = {{128, 256, false}, {128, 224, false}, {128, 192, false}, {128, 160, true},
-                                   {128, 128, true},  {64, 128, false},  {64, 64, false}};
+constexpr GemmTile GEMM_TILES[] = {{128, 256, false}, {256, 160, false}, {128, 224, false}, {128, 192, false},
+                                   {128, 160, true},  {128, 128, true},  {64, 128, false},  {64, 64, false}};
 constexpr int NUM_GEMM_TILES = sizeof(GEMM_TILES) / sizeof(GEMM_TILES[0]);
 // The same of the kernels whose clusters split the inner dimension.
 constexpr GemmTile GEMM_SPLIT_TILES[] = {{128, 192, false}, {128, 128, false}, {64, 64, false}};
 constexpr int NUM_GEMM_SPLIT_TILES = sizeof(GEMM_SPLIT_TILES) / sizeof(GEMM_SPLIT_TILES[0]);
 constexpr int MAX_SPLIT_CTAS = 4;
+// And of those whose CTAs are in pairs.
+constexpr GemmTile GEMM_PAIR_TILES[] = {
+    {128, 160, false}, {128, 128, false}, {128, 96, false}, {128, 80, false}};
+constexpr int NUM_GEMM_PAIR_TILES = sizeof(GEMM_PAIR_TILES) / sizeof(GEMM_PAIR_TILES[0]);
+constexpr int MAX_CLUSTER_CTAS = 4;
+constexpr int SPLIT_CHUNK_COLUMNS = 32;  // of a tile that is split, what a CTA adds up at a time
 constexpr int GEMM_BLOCK_K = 64;
 
 // How many clusters of so many CTAs, each with an SM to itself, run at a time: which SMs lie together may
 // differ from chip to chip.
 struct GemmClusterLimits {
-  int at_a_time[MAX_SPLIT_CTAS + 1] = {};
+  int at_a_time[MAX_CLUSTER_CTAS + 1] = {};
 };
 
 // The best plan on `num_sms` multiprocessors (all or those the caller may use), by a model of its time.
@@ -65,6 +73,12 @@ GemmPlan gemm_plan_with(const GemmShape& shape, int num_sms, GemmTile tile, int 
 GemmPlan gemm_split_plan_with(const GemmShape& shape, GemmTile tile, int num_split_ctas);
 // The best of these; num_split_ctas 1: none can be, or the product has not few rows.
 GemmPlan gemm_split_plan(const GemmShape& shape, int num_sms, const GemmClusterLimits& limits);
+
+// The same in pairs, whose inner dimension may be split among two.
+GemmPlan gemm_pair_plan_with(const GemmShape& shape, GemmTile tile, int num_split_ctas);
+
+// What no plan's workspace exceeds.
+size_t gemm_max_workspace_bytes(int num_sms);
 
 // The number of tiles that a plan's workers share out.
 int64_t gemm_plan_num_tiles(const GemmShape& shape, const GemmPlan& plan);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The product of few tiles, whose inner dimension clusters share.
+// The product of few tiles, whose inner dimension clusters share, or whose CTAs are in pairs.
 #pragma once
 
 #include "kernels/device/split_product.cuh"
@@ -18,13 +18,17 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
     gemm_split_kernel(const __grid_constant__ GemmParams params) {
   extern __shared__ __align__(1024) uint8_t smem_bytes[];
   GemmSplitStorage<Config>& smem = *reinterpret_cast<GemmSplitStorage<Config>*>(smem_bytes);
-  const int cta_rank = static_cast<int>(ptx::cluster_ctarank());
   if (threadIdx.x == 0) {
     mainloop_init<Config>(smem.mainloop);
     trace_enter(params.trace.buffer, params.trace.epoch, params.trace.op, params.trace.shape);
   }
-  __syncthreads();
-  const TileWork work = split_work(params.schedule, cta_rank, params.num_split_ctas);
+  if constexpr (Config::IN_PAIRS) {
+    cluster_sync();
+  } else {
+    __syncthreads();
+  }
+  const SplitPlace<Config> place;
+  const TileWork work = split_work(params.schedule, place, params.num_split_ctas);
   constexpr bool DEAL_REGISTERS = Config::NUM_CONSUMER_WARPGROUPS > 1;
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
   if (warpgroup == Config::NUM_CONSUMER_WARPGROUPS) {
@@ -40,21 +44,20 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
       tracer.end();
     }
     __syncwarp();
-    cluster_sync();
-    cluster_sync();
+    meet_split(params.num_split_ctas);
   } else {
     if constexpr (DEAL_REGISTERS) ptx::setmaxnreg_inc<232>();
     consume_split<Config>(smem.mainloop, smem.epilogue,
-                          {params.epilogue, params.m, params.num_split_ctas, params.trace.buffer}, work,
-                          cta_rank, warpgroup);
+                          {params.epilogue, params.m, params.num_split_ctas, params.trace.buffer}, work, place,
+                          warpgroup);
   }
   __syncthreads();
   if (threadIdx.x == 0) trace_leave(params.trace.buffer);
 }
 
-template <GemmTile TILE, class Element, bool B_TRANSPOSED>
+template <GemmTile TILE, class Element, bool B_TRANSPOSED, bool IN_PAIRS>
 constexpr GemmKernelEntry gemm_split_kernel_entry() {
-  using Config = GemmConfig<TILE.block_m, TILE.block_n, false, Element, false, B_TRANSPOSED>;
+  using Config = GemmConfig<TILE.block_m, TILE.block_n, false, Element, false, B_TRANSPOSED, IN_PAIRS>;
   static_assert(split_chunks_fit<Config>() && sizeof(GemmSplitStorage<Config>) <= 227 * 1024);
   return {gemm_split_kernel<Config>, Config::NUM_THREADS, sizeof(GemmSplitStorage<Config>),
           Config::STAGE_BYTES};
@@ -63,10 +66,21 @@ constexpr GemmKernelEntry gemm_split_kernel_entry() {
 template <class Element>
 const GemmSplitKernelTable& gemm_split_kernel_table() {
   static const GemmSplitKernelTable table = []<size_t... TILES>(std::index_sequence<TILES...>) {
-    return GemmSplitKernelTable{{{gemm_split_kernel_entry<GEMM_SPLIT_TILES[TILES], Element, false>(),
-                                  gemm_split_kernel_entry<GEMM_SPLIT_TILES[TILES], Element, true>()}...}};
+    return GemmSplitKernelTable{
+        {{gemm_split_kernel_entry<GEMM_SPLIT_TILES[TILES], Element, false, false>(),
+          gemm_split_kernel_entry<GEMM_SPLIT_TILES[TILES], Element, true, false>()}...}};
   }
   (std::make_index_sequence<NUM_GEMM_SPLIT_TILES>());
+  return table;
+}
+
+template <class Element>
+const GemmPairKernelTable& gemm_pair_kernel_table() {
+  static const GemmPairKernelTable table = []<size_t... TILES>(std::index_sequence<TILES...>) {
+    return GemmPairKernelTable{{{gemm_split_kernel_entry<GEMM_PAIR_TILES[TILES], Element, false, true>(),
+                                 gemm_split_kernel_entry<GEMM_PAIR_TILES[TILES], Element, true, true>()}...}};
+  }
+  (std::make_index_sequence<NUM_GEMM_PAIR_TILES>());
   return table;
 }
 

@@ -27,6 +27,18 @@ __device__ __forceinline__ void cp_async_bulk_tensor_2d_shared_global(void* smem
       : "memory");
 }
 
+// The same with `.multicast::cluster`: to the same place in each CTA of `cta_mask`, each one's barrier at that
+// place being told.
+__device__ __forceinline__ void cp_async_bulk_tensor_2d_shared_global_multicast(
+    void* smem_destination, const CUtensorMap* map, uint64_t* barrier, int coordinate0, int coordinate1,
+    uint16_t cta_mask) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(smem_address(smem_destination)),
+      "l"(map), "r"(smem_address(barrier)), "r"(coordinate0), "r"(coordinate1), "h"(cta_mask)
+      : "memory");
+}
+
 // The same of a tensor of three dimensions.
 __device__ __forceinline__ void cp_async_bulk_tensor_3d_shared_global(void* smem_destination,
                                                                       const CUtensorMap* map, uint64_t* barrier,

@@ -57,6 +57,14 @@ __device__ __forceinline__ constexpr uint64_t wgmma_descriptor_swizzle_128b(uint
 #define MK_WGMMA_D32                                                       \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define MK_WGMMA_D40                                                                 \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+  "%32, %33, %34, %35, %36, %37, %38, %39"
+#define MK_WGMMA_D48                                                                 \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define MK_WGMMA_D64                                                                 \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
@@ -104,6 +112,11 @@ __device__ __forceinline__ constexpr uint64_t wgmma_descriptor_swizzle_128b(uint
       "+f"(d[i + 7])
 #define MK_WGMMA_OUT16(d) MK_WGMMA_D8(d, 0), MK_WGMMA_D8(d, 8)
 #define MK_WGMMA_OUT32(d) MK_WGMMA_D8(d, 0), MK_WGMMA_D8(d, 8), MK_WGMMA_D8(d, 16), MK_WGMMA_D8(d, 24)
+#define MK_WGMMA_OUT40(d) \
+  MK_WGMMA_D8(d, 0), MK_WGMMA_D8(d, 8), MK_WGMMA_D8(d, 16), MK_WGMMA_D8(d, 24), MK_WGMMA_D8(d, 32)
+#define MK_WGMMA_OUT48(d)                                                                           \
+  MK_WGMMA_D8(d, 0), MK_WGMMA_D8(d, 8), MK_WGMMA_D8(d, 16), MK_WGMMA_D8(d, 24), MK_WGMMA_D8(d, 32), \
+      MK_WGMMA_D8(d, 40)
 #define MK_WGMMA_OUT64(d)                                                                           \
   MK_WGMMA_D8(d, 0), MK_WGMMA_D8(d, 8), MK_WGMMA_D8(d, 16), MK_WGMMA_D8(d, 24), MK_WGMMA_D8(d, 32), \
       MK_WGMMA_D8(d, 40), MK_WGMMA_D8(d, 48), MK_WGMMA_D8(d, 56)
@@ -157,6 +170,26 @@ __device__ __forceinline__ void wgmma_mma_async_k16(float (&d)[32], uint64_t des
     MK_WGMMA("64", "bf16", MK_WGMMA_D32, MK_WGMMA_OUT32(d), "32", "33", "34", "35", "36");
   } else {
     MK_WGMMA("64", "f16", MK_WGMMA_D32, MK_WGMMA_OUT32(d), "32", "33", "34", "35", "36");
+  }
+}
+
+template <class Element, int TRANSPOSE_A, int TRANSPOSE_B>
+__device__ __forceinline__ void wgmma_mma_async_k16(float (&d)[40], uint64_t descriptor_a,
+                                                    uint64_t descriptor_b, int accumulate) {
+  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
+    MK_WGMMA("80", "bf16", MK_WGMMA_D40, MK_WGMMA_OUT40(d), "40", "41", "42", "43", "44");
+  } else {
+    MK_WGMMA("80", "f16", MK_WGMMA_D40, MK_WGMMA_OUT40(d), "40", "41", "42", "43", "44");
+  }
+}
+
+template <class Element, int TRANSPOSE_A, int TRANSPOSE_B>
+__device__ __forceinline__ void wgmma_mma_async_k16(float (&d)[48], uint64_t descriptor_a,
+                                                    uint64_t descriptor_b, int accumulate) {
+  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
+    MK_WGMMA("96", "bf16", MK_WGMMA_D48, MK_WGMMA_OUT48(d), "48", "49", "50", "51", "52");
+  } else {
+    MK_WGMMA("96", "f16", MK_WGMMA_D48, MK_WGMMA_OUT48(d), "48", "49", "50", "51", "52");
   }
 }
 
@@ -255,6 +288,10 @@ __device__ __forceinline__ void wgmma_mma_async_k16_a_registers(float (&d)[64], 
 #undef MK_WGMMA
 #undef MK_WGMMA_D32
 #undef MK_WGMMA_OUT32
+#undef MK_WGMMA_D40
+#undef MK_WGMMA_OUT40
+#undef MK_WGMMA_D48
+#undef MK_WGMMA_OUT48
 #undef MK_WGMMA_D64
 #undef MK_WGMMA_OUT64
 #undef MK_WGMMA_D80

@@ -184,7 +184,7 @@ class Bench {
     CHECK(mk::gemm_prepare());
     CHECK(mk::gemm_cluster_limits(&limits_));
     std::printf("clusters at a time of 2 CTAs and more:");
-    for (int size = 2; size <= mk::MAX_SPLIT_CTAS; ++size) std::printf(" %d", limits_.at_a_time[size]);
+    for (int size = 2; size <= mk::MAX_CLUSTER_CTAS; ++size) std::printf(" %d", limits_.at_a_time[size]);
     std::printf("\n");
     CHECK(cublasLtCreate(&cublas_));
     CHECK(cudaDeviceGetAttribute(&num_sms_, cudaDevAttrMultiProcessorCount, 0));
@@ -225,7 +225,10 @@ class Bench {
         "%dx%d%s s%d sk%d w%d\n",
         p.m, p.n, p.k, p.b_transposed ? "NK" : "KN", us / tflops[1][0], tflops[1][0], tflops[1][1], ratio[1],
         us / tflops[0][0], tflops[0][0], tflops[0][1], ratio[0], mhz, watts, plan.block_m, plan.block_n,
-        plan.ping_pong ? "p" : "", plan.num_split_ctas, plan.num_streamk_tiles, plan.num_workers);
+        plan.ping_pong  ? "p"
+        : plan.in_pairs ? "2"
+                        : "",
+        plan.num_split_ctas, plan.num_streamk_tiles, plan.num_workers);
     std::fflush(stdout);
   }
 
@@ -246,6 +249,14 @@ class Bench {
           plans.push_back(plan);
       }
     }
+    for (const mk::GemmTile& tile : mk::GEMM_PAIR_TILES) {
+      for (const int split : {1, 2}) {
+        const mk::GemmPlan plan = mk::gemm_pair_plan_with(shape_of(p), tile, split);
+        if (p.m > 128 && plan.num_workers <= limits_.at_a_time[2 * split] && p.k / split >= 256 &&
+            (split == 1 || tile.block_n % mk::SPLIT_CHUNK_COLUMNS == 0))
+          plans.push_back(plan);
+      }
+    }
     std::printf("%ld %ld %ld %s: cublas %.2f us\n", p.m, p.n, p.k, p.b_transposed ? "NK" : "KN",
                 time_us(theirs, false, batch));
     for (size_t i = 0; i < plans.size(); ++i) {
@@ -259,7 +270,10 @@ class Bench {
       std::printf(
           "  %s%3dx%3d%s s%d sk%-4d w%-3d g%-2d: isolated %8.2f  back to back %8.2f  cublas %8.2f  model "
           "%8.2f\n",
-          i == 0 ? "*" : " ", plans[i].block_m, plans[i].block_n, plans[i].ping_pong ? "p" : " ",
+          i == 0 ? "*" : " ", plans[i].block_m, plans[i].block_n,
+          plans[i].ping_pong  ? "p"
+          : plans[i].in_pairs ? "2"
+                              : " ",
           plans[i].num_split_ctas, plans[i].num_streamk_tiles, plans[i].num_workers, plans[i].group_m,
           median(a), median(b), median(c), plans[i].predicted_us);
       std::fflush(stdout);

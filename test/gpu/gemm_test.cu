@@ -46,6 +46,7 @@ struct PlanChoice {
   bool automatic = false;
   int num_split_ctas = 1;
   int num_ctas = 0;  // the most; 0: as many as there are SMs
+  bool in_pairs = false;
 };
 
 int type_bytes(GemmType type) { return type == GemmType::fp32 ? 4 : 2; }
@@ -175,13 +176,14 @@ std::string describe(const Case& test, const GemmPlan& plan, bool integers) {
   char text[256];
   const GemmShape& s = test.shape;
   std::snprintf(text, sizeof text,
-                "m %lld n %lld k %lld %s->%s %s%s%s%s%s pad %d,%d,%d tile %dx%d split %d streamk %d "
+                "m %lld n %lld k %lld %s->%s %s%s%s%s%s pad %d,%d,%d tile %dx%d%s split %d streamk %d "
                 "workers %d",
                 static_cast<long long>(s.m), static_cast<long long>(s.n), static_cast<long long>(s.k),
                 type_name(s.in_type), type_name(s.out_type), s.a_transposed ? "A^T " : "",
                 s.b_transposed ? "B[N,K] " : "B[K,N] ", test.accumulate ? "acc " : "", test.bias ? "bias " : "",
                 integers ? "exact" : "random", test.ld_pad, test.c_pad, test.c_offset, plan.block_m,
-                plan.block_n, plan.num_split_ctas, plan.num_streamk_tiles, plan.num_workers);
+                plan.block_n, plan.in_pairs ? " in pairs" : "", plan.num_split_ctas, plan.num_streamk_tiles,
+                plan.num_workers);
   return text;
 }
 
@@ -225,8 +227,9 @@ void run_case(const Case& test, const std::vector<PlanChoice>& choices, bool int
   CHECK(cudaDeviceSynchronize());
 
   for (const PlanChoice& choice : choices) {
-    if (choice.num_split_ctas > 1 && s.a_transposed) continue;
-    const GemmPlan plan = choice.automatic ? mk::gemm_plan(s, num_sms, limits)
+    if ((choice.num_split_ctas > 1 || choice.in_pairs) && s.a_transposed) continue;
+    const GemmPlan plan = choice.automatic  ? mk::gemm_plan(s, num_sms, limits)
+                          : choice.in_pairs ? mk::gemm_pair_plan_with(s, choice.tile, choice.num_split_ctas)
                           : choice.num_split_ctas > 1
                               ? mk::gemm_split_plan_with(s, choice.tile, choice.num_split_ctas)
                               : mk::gemm_plan_with(s, choice.num_ctas > 0 ? choice.num_ctas : num_sms,
@@ -288,6 +291,12 @@ std::vector<PlanChoice> all_plans() {
   }
   for (const GemmTile& tile : mk::GEMM_SPLIT_TILES) {
     for (const int num_split_ctas : {2, 3, 4}) plans.push_back({tile, -1, false, num_split_ctas});
+  }
+  for (const GemmTile& tile : mk::GEMM_PAIR_TILES) {
+    for (const int num_split_ctas : {1, 2}) {
+      if (num_split_ctas > 1 && tile.block_n % mk::SPLIT_CHUNK_COLUMNS != 0) continue;
+      plans.push_back({tile, -1, false, num_split_ctas, 0, true});
+    }
   }
   return plans;
 }

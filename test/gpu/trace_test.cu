@@ -178,13 +178,10 @@ void check_overflow() {
 }
 
 // Every tile of a plain product is loaded, multiplied and stored once, and nothing without a trace.
-void check_product(const mk::GemmTile& tile, int num_split_ctas) {
-  mk::GemmShape shape;
-  shape.m = 1000, shape.n = 1100, shape.k = 320;
-  const mk::GemmPlan plan = num_split_ctas > 1 ? mk::gemm_split_plan_with(shape, tile, num_split_ctas)
-                                               : mk::gemm_plan_with(shape, 7, tile, -1);
-  const std::string what = "product of " + std::to_string(tile.block_m) + "x" + std::to_string(tile.block_n) +
-                           ", split among " + std::to_string(num_split_ctas) + ": ";
+void check_product(const mk::GemmShape& shape, const mk::GemmPlan& plan) {
+  const std::string what = "product of " + std::to_string(plan.block_m) + "x" + std::to_string(plan.block_n) +
+                           (plan.in_pairs ? " in pairs" : "") + ", split among " +
+                           std::to_string(plan.num_split_ctas) + ": ";
   auto made = mk::CudaTrace::make(plan.num_ctas(), 64);
   check(made.ok() && mk::gemm_prepare() == cudaSuccess, what + "prepare");
   if (!made.ok()) return;
@@ -215,9 +212,9 @@ void check_product(const mk::GemmTile& tile, int num_split_ctas) {
   const int64_t num_tiles = mk::gemm_plan_num_tiles(shape, plan);
   check(static_cast<int64_t>(counts.size()) == 3 * num_tiles, what + "three kinds of spans a tile");
   // Both warpgroups have a part in a tile but in ping-pong, and all CTAs that it is split among.
-  const int warpgroups = tile.ping_pong ? 1 : tile.block_m / 64;
+  const int warpgroups = plan.ping_pong || plan.block_m == 64 ? 1 : 2;
   for (const auto& [span, count] : counts) {
-    const int expected = (span.first == TraceKind::load ? 1 : warpgroups) * num_split_ctas;
+    const int expected = (span.first == TraceKind::load ? 1 : warpgroups) * plan.num_split_ctas;
     check(count == expected,
           what + mk::trace_kind_name(span.first) + " of tile " + std::to_string(span.second));
   }
@@ -253,10 +250,15 @@ int main() {
   check_spans();
   check_overflow();
   check_captured();
+  mk::GemmShape shape;
+  shape.m = 1000, shape.n = 1100, shape.k = 320;
   for (const mk::GemmTile& tile :
-       {mk::GEMM_TILES[0], mk::GemmTile{128, 128, true}, mk::GemmTile{64, 128, false}})
-    check_product(tile, 1);
-  for (const mk::GemmTile& tile : mk::GEMM_SPLIT_TILES) check_product(tile, 3);
+       {mk::GEMM_TILES[0], mk::GEMM_TILES[1], mk::GemmTile{128, 128, true}, mk::GemmTile{64, 128, false}})
+    check_product(shape, mk::gemm_plan_with(shape, 7, tile, -1));
+  for (const mk::GemmTile& tile : mk::GEMM_SPLIT_TILES)
+    check_product(shape, mk::gemm_split_plan_with(shape, tile, 3));
+  for (const int num_split_ctas : {1, 2})
+    check_product(shape, mk::gemm_pair_plan_with(shape, mk::GEMM_PAIR_TILES[0], num_split_ctas));
   std::printf(failed ? "%d checks failed\n" : "all checks passed\n", failed);
   return failed != 0;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Which plan a product gets: every tile has a worker, no more CTAs than there may be, and clusters that split
-// the inner dimension where few rows leave most SMs without a tile.
+// Which plan a product gets: every tile has a worker, no more CTAs than there may be, clusters that split the
+// inner dimension where few rows leave most SMs without a tile, and pairs where tiles are small.
 #include "kernels/gemm/gemm_plan.h"
 
 #include <initializer_list>
@@ -34,11 +34,14 @@ TEST_CASE("a plan keeps to its SMs, its clusters run at a time, and each has som
           INFO("m " << m << " n " << n << " k " << k << " on " << num_sms);
           CHECK(plan.num_workers >= 1);
           CHECK(plan.num_ctas() <= num_sms);
-          if (plan.num_split_ctas == 1) continue;
-          CHECK(plan.num_workers == gemm_plan_num_tiles(shape, plan));
-          CHECK(plan.num_workers <= H200.at_a_time[plan.num_split_ctas]);
+          if (plan.num_cluster_ctas() == 1) continue;
+          const int64_t tiles = gemm_plan_num_tiles(shape, plan);
+          CHECK(plan.num_workers >= (plan.in_pairs ? (tiles + 1) / 2 : tiles));
+          CHECK(plan.num_workers <= tiles);
+          CHECK(plan.num_workers <= H200.at_a_time[plan.num_cluster_ctas()]);
           CHECK(plan.num_streamk_tiles == 0);
-          CHECK(k >= int64_t{plan.num_split_ctas} * 4 * GEMM_BLOCK_K);
+          if (plan.num_split_ctas > 1) CHECK(k >= int64_t{plan.num_split_ctas} * 4 * GEMM_BLOCK_K);
+          if (plan.in_pairs) CHECK(m > plan.block_m);
         }
       }
     }
@@ -50,8 +53,26 @@ TEST_CASE("few rows on a narrow weight are split, and the more rows the larger t
   CHECK((decode.block_n == 64 && decode.num_split_ctas == 2));
   const GemmPlan more = gemm_plan(shape_of(128, 2560, 8192), NUM_SMS, H200);
   CHECK((more.block_n == 128 && more.num_split_ctas == 4));
-  const GemmPlan most = gemm_plan(shape_of(512, 2560, 8192), NUM_SMS, H200);
-  CHECK((most.block_n == 192 && most.num_split_ctas == 2));
+}
+
+TEST_CASE("some hundred rows on a narrow weight are in pairs, the more rows the wider the tile") {
+  const GemmPlan split = gemm_plan(shape_of(256, 2560, 8192), NUM_SMS, H200);
+  CHECK((split.in_pairs && split.block_n == 96 && split.num_split_ctas == 2));
+  const GemmPlan whole = gemm_plan(shape_of(512, 2560, 8192), NUM_SMS, H200);
+  CHECK((whole.in_pairs && whole.block_n == 96 && whole.num_split_ctas == 1));
+  const GemmPlan wide = gemm_plan(shape_of(1024, 2560, 8192), NUM_SMS, H200);
+  CHECK((wide.in_pairs && wide.block_n == 160));
+  // One of each pair would have no rows.
+  CHECK_FALSE(gemm_plan(shape_of(384, 2560, 8192), NUM_SMS, H200).in_pairs);
+  // More than a wave.
+  const GemmPlan tall = gemm_plan(shape_of(2048, 2560, 8192), NUM_SMS, H200);
+  CHECK((!tall.in_pairs && tall.block_m == 256));
+}
+
+TEST_CASE("the tallest tile has one wave, or many k-steps, to pay for its last rows") {
+  CHECK(gemm_plan(shape_of(8192, 8192, 2048), NUM_SMS, H200).block_m == 128);
+  CHECK(gemm_plan(shape_of(4096, 4096, 4096), NUM_SMS, H200).block_m == 128);
+  CHECK(gemm_plan(shape_of(8192, 8192, 7168), NUM_SMS, H200).block_m == 128);
 }
 
 TEST_CASE("a weight of a tile for every SM, many rows, and A transposed are not split") {
@@ -59,13 +80,16 @@ TEST_CASE("a weight of a tile for every SM, many rows, and A transposed are not 
   CHECK(gemm_plan(shape_of(128, 8192, 7168), NUM_SMS, H200).num_split_ctas == 1);
   CHECK(gemm_plan(shape_of(4096, 4096, 4096), NUM_SMS, H200).num_split_ctas == 1);
   CHECK(gemm_plan(shape_of(1024, 2560, 8192), NUM_SMS, H200).num_split_ctas == 1);
-  GemmShape transposed = shape_of(16, 2560, 8192);
-  transposed.a_transposed = true;
-  CHECK(gemm_plan(transposed, NUM_SMS, H200).num_split_ctas == 1);
+  for (const int64_t m : {16, 512}) {
+    GemmShape transposed = shape_of(m, 2560, 8192);
+    transposed.a_transposed = true;
+    CHECK(gemm_plan(transposed, NUM_SMS, H200).num_cluster_ctas() == 1);
+  }
 }
 
-TEST_CASE("where it is not known how many clusters run at a time, nothing is split") {
-  CHECK(gemm_plan(shape_of(16, 2560, 8192), NUM_SMS, {}).num_split_ctas == 1);
+TEST_CASE("where it is not known how many clusters run at a time, there are none") {
+  CHECK(gemm_plan(shape_of(16, 2560, 8192), NUM_SMS, {}).num_cluster_ctas() == 1);
+  CHECK(gemm_plan(shape_of(512, 2560, 8192), NUM_SMS, {}).num_cluster_ctas() == 1);
   GemmClusterLimits few = H200;
   few.at_a_time[2] = 39;
   CHECK(gemm_plan(shape_of(16, 2560, 8192), NUM_SMS, few).num_split_ctas != 2);

@@ -46,20 +46,17 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
     mainloop_init<Config>(smem.mainloop);
   }
   __syncthreads();
-  const int cta_rank = static_cast<int>(ptx::cluster_ctarank());
-  const TileWork work = split_work(params.tiles, cta_rank, params.num_split_ctas);
+  const SplitPlace<Config> place;
+  const TileWork work = split_work(params.tiles, place, params.num_split_ctas);
   run_roles<Config>(
       gridDim.x, [&] { produce_split<Config>(launch, smem.mainloop, params, work); },
       [&](const CopyWarp& warp) { run_copy_warp(launch, params, smem.push, warp); },
       [&](int warpgroup) {
         consume_split<Config>(smem.mainloop, smem.epilogue,
                               {params.epilogue, params.m, params.num_split_ctas, params.comm.trace}, work,
-                              cta_rank, warpgroup);
+                              place, warpgroup);
       });
-  if (threadIdx.x / 128 == Config::NUM_CONSUMER_WARPGROUPS) {
-    cluster_sync();
-    cluster_sync();
-  }
+  if (threadIdx.x / 128 == Config::NUM_CONSUMER_WARPGROUPS) meet_split(params.num_split_ctas);
   launch.end_cta();
 }
 
