@@ -18,13 +18,13 @@ constexpr int FLAGS_A_PANEL = 2;  // of its keys and of its parts
 GradientPanels make_panels(const RingAttentionCall& call, const CudaSlices& slices) {
   const int head_dim = call.dim <= 64 ? 64 : 128;
   return {{key_panels(call, slices, head_dim, BLOCK_ROWS, TILE_BLOCKS, FLAGS_A_PANEL),
-           static_cast<int>(call.batch) * call.heads, head_dim, true}};
+           static_cast<int>(call.batch) * call.heads, head_dim}};
 }
 
 GradientPanels make_packed_panels(const RingAttentionCall& call, int nranks, bool zigzag) {
   const int head_dim = call.dim <= 64 ? 64 : 128;
   return {{packed_panels(call, nranks, zigzag, head_dim, BLOCK_ROWS, TILE_BLOCKS, FLAGS_A_PANEL),
-           static_cast<int>(call.batch) * call.heads, head_dim, false}};
+           static_cast<int>(call.batch) * call.heads, head_dim}};
 }
 
 // A put of keys is one of parts, too, whose rows are twice as large.
@@ -34,7 +34,7 @@ NetworkGradientPanels make_network_panels(const RingAttentionCall& call, const C
                                           const TopologyView& nodes) {
   const GradientPanels of_node = make_panels(call, slices);
   return {{network_panels(call, slices, BLOCK_ROWS, of_node, network_needs(nodes)), of_node.num_query_heads,
-           of_node.head_dim, of_node.sums_queries},
+           of_node.head_dim},
           most_part_slots(nodes)};
 }
 
@@ -43,7 +43,7 @@ PackedNetworkGradientPanels make_packed_network_panels(const RingAttentionCall& 
   const GradientPanels of_node = make_packed_panels(call, nodes.nranks, zigzag);
   return {{packed_network_panels(call, packed_slices(call, nodes.nranks, zigzag), BLOCK_ROWS, of_node,
                                  network_needs(nodes)),
-           of_node.num_query_heads, of_node.head_dim, of_node.sums_queries},
+           of_node.num_query_heads, of_node.head_dim},
           most_part_slots(nodes)};
 }
 
@@ -95,10 +95,9 @@ Status plan_between_nodes(const RingAttentionCall& call, const TopologyView& nod
   return {};
 }
 
-// Tiles of queries and keys that a rank may have of packed sequences.
+// Tiles of keys that a rank may have of packed sequences.
 int64_t most_packed_tiles(const RingAttentionCall& call, int nranks, bool zigzag) {
-  const int64_t of_head = tiles_of(packed_rows(call, nranks, zigzag));
-  return of_head * (call.heads + int64_t{nranks} * call.kv_heads);
+  return int64_t{nranks} * call.kv_heads * tiles_of(packed_rows(call, nranks, zigzag));
 }
 
 }  // namespace

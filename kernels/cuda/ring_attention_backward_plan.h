@@ -29,7 +29,6 @@ struct RingAttentionBackwardPlan {
     if (packed_network.num_slots > 0) return packed_network.row_places();
     return network.num_slots > 0 ? network.row_places() : panels.row_places();
   }
-  // Of packed sequences nowhere.
   ring_attention_backward::QuerySumPlaces query_sums() const {
     if (packed_network.num_slots > 0) return packed_network.query_sums();
     return network.num_slots > 0 ? network.query_sums() : panels.query_sums();

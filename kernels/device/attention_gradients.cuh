@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
-// Gradients of attention of a tile, 64 rows a consumer warpgroup, over blocks of 64 rows that a producer
-// streams past it. With P = exp(scale * q k^T - lse) and dS = P * (dO v^T - delta), delta = rowsum(dO * o):
-//   a tile of queries, past which keys and values stream:  dQ / scale = dS k
-//   a tile of keys, past which queries and dO stream:      dV = P^T dO, dK / scale = dS^T q
-// (Dao, FlashAttention-2, section 3.2). Both compute P and dS, or their transposes, in the accumulators, whose
-// layout is that of the next product's operand: they never leave the registers.
+// Gradients of attention of a tile of keys, 64 a consumer warpgroup, over blocks of 64 queries and their dO
+// that a producer streams past it. With P = exp(scale * q k^T - lse) and dS = P * (dO v^T - delta), delta =
+// rowsum(dO * o):
+//   dV = P^T dO, dK / scale = dS^T q
+// (Dao, FlashAttention-2, section 3.2). P^T and dS^T are computed in the accumulators, whose layout is that of
+// the next product's operand: for these sums they never leave the registers. Here are the products; in which
+// order a block's are made, and what becomes of dQ, says attention_joint_gradients.cuh.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -85,78 +86,6 @@ class AttentionGradientConsumer {
         tile_(ptx::smem_address(smem.tile[warpgroup]) >> 4),
         stream_(ptx::smem_address(smem.stream[0]) >> 4) {}
 
-  // A tile of keys. mask(weights, block) is called for each block in order and sets to zero what is not to be
-  // seen. `is_used`: false if no row of this warpgroup's is, and both sums stay zero.
-  // Weights are packed last of all, and dV's product begins no sooner: so they fit into the registers.
-  template <class Mask>
-  __device__ __forceinline__ void add_queries(bool is_used, Mask&& mask, float (&d_keys)[NUM_SUMS],
-                                              float (&d_values)[NUM_SUMS]) {
-#pragma unroll
-    for (int i = 0; i < NUM_SUMS; ++i) d_keys[i] = d_values[i] = 0.0f;
-    begin_tile();
-    if (!is_used) return pass();
-    uint32_t packed_weights[NUM_WEIGHTS / 2], packed_d_weights[NUM_WEIGHTS / 2];
-    bool is_last;
-    do {
-      float weights[NUM_WEIGHTS], d_weights[NUM_WEIGHTS];
-      float2 lse[NUM_WEIGHTS / 4];
-      multiply_first(weights);
-      load_columns(0, lse);
-      multiply_second(d_weights);
-      weigh_columns(lse, smem_.blocks[stage_], mask, weights, d_weights);
-      pack(weights, packed_weights);
-      pack(d_weights, packed_d_weights);
-      accumulate(packed_weights, Config::KEY_BYTES, d_values);
-      accumulate(packed_d_weights, 0, d_keys);
-      is_last = smem_.blocks[stage_].num_left == 0;
-      // With these products still on their way the next ones find no registers. The other warpgroup has some.
-      ptx::wgmma_wait_group<0>();
-      ptx::wgmma_fence_registers(d_values);
-      ptx::wgmma_fence_registers(d_keys);
-      ptx::wgmma_fence_registers(packed_weights);
-      ptx::wgmma_fence_registers(packed_d_weights);
-      release_stage<true>(stage_);
-      advance();
-    } while (!is_last);
-  }
-
-  // A tile of queries; lse and delta of a thread's two rows.
-  template <class Mask>
-  __device__ __forceinline__ void add_keys(bool is_used, const float (&lse)[2], const float (&delta)[2],
-                                           Mask&& mask, float (&d_queries)[NUM_SUMS]) {
-#pragma unroll
-    for (int i = 0; i < NUM_SUMS; ++i) d_queries[i] = 0.0f;
-    begin_tile();
-    if (!is_used) return pass();
-    uint32_t packed_d_weights[NUM_WEIGHTS / 2] = {};
-    bool is_first = true, is_last;
-    do {
-      float weights[NUM_WEIGHTS], d_weights[NUM_WEIGHTS];
-      multiply(weights, d_weights);
-      ptx::wgmma_wait_group<1>();  // for the weights, and what was added to dQ before
-      ptx::wgmma_fence_registers(weights);
-      ptx::wgmma_fence_registers(d_queries);
-      ptx::wgmma_fence_registers(packed_d_weights);
-      if (!is_first) release_stage<false>(stage_before());
-      is_first = false;
-#pragma unroll
-      for (int i = 0; i < NUM_WEIGHTS; ++i) weights[i] = weigh(weights[i], lse[i / 2 % 2]);
-      mask(weights, smem_.blocks[stage_]);
-      ptx::wgmma_wait_group<0>();
-      ptx::wgmma_fence_registers(d_weights);
-#pragma unroll
-      for (int i = 0; i < NUM_WEIGHTS; ++i) d_weights[i] = weights[i] * (d_weights[i] - delta[i / 2 % 2]);
-      pack(d_weights, packed_d_weights);
-      accumulate(packed_d_weights, 0, d_queries);
-      is_last = smem_.blocks[stage_].num_left == 0;
-      advance();
-    } while (!is_last);
-    ptx::wgmma_wait_group<0>();
-    ptx::wgmma_fence_registers(d_queries);
-    ptx::wgmma_fence_registers(packed_d_weights);
-    release_stage<false>(stage_before());
-  }
-
   // The tile's room may be filled again.
   __device__ __forceinline__ void end_tile() { release(smem_.tile_empty); }
 
@@ -169,14 +98,10 @@ class AttentionGradientConsumer {
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&barrier);
   }
   // A stage. What was read of its rows by plain loads, TMA overwrites.
-  template <bool HAS_ROWS>
   __device__ __forceinline__ void release_stage(int stage) {
-    if constexpr (HAS_ROWS) ptx::fence_proxy_async_shared_cta();
+    ptx::fence_proxy_async_shared_cta();
     __syncwarp();
     release(smem_.stream_empty[stage]);
-  }
-  __device__ __forceinline__ int stage_before() const {
-    return stage_ == 0 ? Config::NUM_STAGES - 1 : stage_ - 1;
   }
   __device__ __forceinline__ void advance() {
     if (++stage_ == Config::NUM_STAGES) {
@@ -188,17 +113,6 @@ class AttentionGradientConsumer {
     wait(&smem_.tile_full, tile_phase_);
     tile_phase_ ^= 1;
   }
-  // Lets blocks pass that nothing is made of.
-  __device__ __forceinline__ void pass() {
-    bool is_last;
-    do {
-      wait(&smem_.stream_full[stage_], phase_);
-      is_last = smem_.blocks[stage_].num_left == 0;
-      __syncwarp();
-      release(smem_.stream_empty[stage_]);
-      advance();
-    } while (!is_last);
-  }
 
   // `low`: address in shared memory / 16; the step between columns of 64, which K-major operands do not need.
   static __device__ __forceinline__ uint64_t descriptor(uint32_t low) {
@@ -206,11 +120,6 @@ class AttentionGradientConsumer {
   }
 
   // The tile's rows by those of this stage, on their way: of the first tensors, of the second.
-  __device__ __forceinline__ void multiply(float (&weights)[NUM_WEIGHTS],
-                                           float (&d_weights)[NUM_WEIGHTS]) const {
-    multiply_first(weights);
-    multiply_second(d_weights);
-  }
   __device__ __forceinline__ void multiply_first(float (&weights)[NUM_WEIGHTS]) const {
     wait(&smem_.stream_full[stage_], phase_);
     multiply_tensors(0, weights);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Gradients of attention of a tile of keys as in attention_gradients.cuh, and with dS at hand what the tile
-// adds to dQ of the queries that stream past:
+// Gradients of attention of a tile of keys by the products of attention_gradients.cuh, and with dS at hand what
+// the tile adds to dQ of the queries that stream past:
 //   dQ / scale += dS k, 64 queries, over the tile's keys
 // So five products a pair of blocks are enough, where tiles of queries that go over all keys once more make it
 // seven. Each warpgroup has dS^T of its 64 keys in registers and puts it into shared memory; each multiplies
@@ -59,11 +59,13 @@ class JointGradientConsumer : public AttentionGradientConsumer<Config> {
         warpgroup_(warpgroup),
         d_weights_(ptx::smem_address(smem.d_weights[0])) {}
 
-  // A tile of keys, as add_queries(). mask() has to hide rows behind the tile's last, too: nothing of them is
-  // to get into dQ. If `is_used` is false the rows of this warpgroup's keys are set to zero.
+  // A tile of keys. mask(weights, block) is called for each block in order and sets to zero what is not to be
+  // seen, rows behind the tile's last, too: nothing of them is to get into dQ. `is_used`: false if no row of
+  // this warpgroup's is; then both sums stay zero, and the rows of its keys are set to zero. Weights are packed
+  // last of all, and dV's product begins no sooner: so they fit into the registers.
   template <class Mask>
-  __device__ __forceinline__ void add_queries_jointly(bool is_used, Mask&& mask, float (&d_keys)[NUM_SUMS],
-                                                      float (&d_values)[NUM_SUMS]) {
+  __device__ __forceinline__ void add_queries(bool is_used, Mask&& mask, float (&d_keys)[NUM_SUMS],
+                                              float (&d_values)[NUM_SUMS]) {
 #pragma unroll
     for (int i = 0; i < NUM_SUMS; ++i) d_keys[i] = d_values[i] = 0.0f;
     Base::begin_tile();
@@ -129,7 +131,7 @@ class JointGradientConsumer : public AttentionGradientConsumer<Config> {
     ptx::wgmma_fence_registers(packed_weights);
     ptx::wgmma_fence_registers(packed_d_weights);
     if constexpr (NUM_BEFORE > 0) ptx::wgmma_fence_registers(d_queries);
-    Base::template release_stage<true>(Base::stage_);
+    Base::release_stage(Base::stage_);
     Base::advance();
     if constexpr (NUM_BEFORE > 0) release_d_weights(num_blocks_ - 1);
     ++num_blocks_;

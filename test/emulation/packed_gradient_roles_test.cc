@@ -6,6 +6,7 @@
 // keys, store a part of known numbers, tell of it, and look for what the others have made of their own keys.
 #include "packed_rank.h"
 
+#include <algorithm>
 #include <atomic>
 #include <mutex>
 
@@ -75,6 +76,10 @@ class PackedGradientRank : public PackedRankOf<GradientParams, kCtas, GradientCo
           arguments_, smem.packed, [&](GradientParams& params, int) { settle_network(params, smem.needs); });
       const auto cta = static_cast<int>(blockIdx.x);
       const GradientParams& params = smem.packed.params;
+      if (goes_on) {
+        choose_heads(smem.packed);
+        if (threadIdx.x == 0 && params.heads_at_once != expected_heads()) say("other heads at once; ");
+      }
       if (!goes_on) {
         if (cta + 1 == kCtas && threadIdx.x < 32) end_without_keys(smem.packed);
       } else if (cta < kComputeCtas) {
@@ -119,20 +124,24 @@ class PackedGradientRank : public PackedRankOf<GradientParams, kCtas, GradientCo
     PanelNeeds needs;
   };
 
+  int expected_heads() const {
+    int64_t squares = 0;
+    for (int i = 0; i < slices_.num_sequences; ++i) {
+      const int64_t rows = slices_.cu_seqlens[i + 1] - slices_.cu_seqlens[i];
+      squares += rows * rows;
+    }
+    const auto rows = static_cast<int>(squares / std::max(1, slices_.seq)) / slices_.nranks;
+    return arguments_.params.panels.heads_at_once(slices_.causal, gradients::blocks_of(rows));
+  }
+
   // A consumer warp: every kComputeCtas-th tile.
   void stand_in(const RankLaunch& launch, const GradientParams& params, GradientComputeSmem& smem, int cta,
                 int warp, bool stores_parts) {
     PushNotes notes(smem.stored, warp);
     const bool counts = warp == 0 && threadIdx.x % 32 == 0;
-    const int num_query_tiles = params.tiles.size();
     const auto tiles = key_tiles_of(params);
-    for (int item = cta; item < num_query_tiles + tiles.size(); item += kComputeCtas) {
+    for (int number = cta; number < params.num_key_tiles; number += kComputeCtas) {
       if (counts) atomicAdd(&params.comm.state->gather_ticket, 1u);
-      if (item < num_query_tiles) {
-        if (warp == 0) await_keys_of(launch, params, params.tiles.at(item));
-        continue;
-      }
-      const int number = item - num_query_tiles;
       const KeyTile tile = tiles.at(number);
       if (!tiles.is_seen(tile)) continue;
       if (tile.step == 0) {
@@ -149,14 +158,6 @@ class PackedGradientRank : public PackedRankOf<GradientParams, kCtas, GradientCo
     notes.end();
   }
 
-  // As the producer brings them past a tile of queries.
-  void await_keys_of(const RankLaunch& launch, const GradientParams& params, const QueryTile& tile) {
-    PackedKeyWalk walk(params.tiles.slices, key_order(params), rank_.rank, GradientConfig::BLOCK_N,
-                       {tile.row, tile.row + tile.num_rows});
-    for (PackedBlock block; walk.next(&block);) {
-      if (block.step > 0) await_keys(launch, params, block.step, tile.kv_head, block.index);
-    }
-  }
   void await_keys(const RankLaunch& launch, const GradientParams& params, int step, int head, int block) {
     const auto& panels = params.panels;
     const int source = source_of(params, step);

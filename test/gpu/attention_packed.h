@@ -63,6 +63,11 @@ inline std::vector<AttentionCase> packed_cases(bool quick) {
   many.seq = 1200;
   many.causal = MK_CAUSAL_ZIGZAG;
   for (int bound = 0; bound <= many.seq; bound += 2) many.cu_seqlens.push_back(bound);
+  // So many that they do not fit into the shared memory that gradients have for them.
+  AttentionCase& most = cases.emplace_back();
+  most.seq = 4200;
+  most.causal = MK_CAUSAL_CONTIGUOUS;
+  for (int bound = 0; bound <= most.seq; bound += 2) most.cu_seqlens.push_back(bound);
   AttentionCase& large = cases.emplace_back();
   large.seq = 3000;
   large.causal = MK_CAUSAL_ZIGZAG;

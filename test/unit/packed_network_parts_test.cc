@@ -38,7 +38,7 @@ struct Member {
 
   const PackedNetworkGradientPanels& panels() const { return view.panels; }
   PackedKeyTilesOf<FarRanksFirst> key_tiles() const {
-    return {panels().slices, {{order.rank_at}}, panels().num_heads};
+    return {panels().slices, {{order.rank_at}}, panels().num_heads, 2};
   }
   bool has_some(const KeyTile& tile) const { return key_tiles().is_seen(tile); }
   int parts_of_panel(const KeyTile& tile, int panel) const {
@@ -117,8 +117,8 @@ TEST_CASE("tiles of packed keys between nodes are those of one node, the farthes
     const int nranks = cut.slices.nranks, rank = cut.below(nranks);
     if (nranks < 2) continue;
     const RankOrder order = make_rank_order(topology_of(random_nodes(cut), rank).view());
-    const PackedKeyTilesOf<FarRanksFirst> tiles = {cut.slices, {{order.rank_at}}, 2};
-    const PackedKeyTiles in_node = {cut.slices, {{rank}}, 2};
+    const PackedKeyTilesOf<FarRanksFirst> tiles = {cut.slices, {{order.rank_at}}, 2, 2};
+    const PackedKeyTiles in_node = {cut.slices, {{rank}}, 2, 2};
     std::set<std::tuple<int, int, int, bool>> expected, seen;
     for (int index = 0; index < in_node.size(); ++index) {
       const KeyTile tile = in_node.at(index);
@@ -172,7 +172,8 @@ TEST_CASE("gradients of packed sequences between nodes: CTAs, limits, arenas tha
       if (call.num_sequences == 0) continue;
       const PackedNetworkGradientPanels& panels = plan->packed_network;
       REQUIRE(static_cast<int64_t>(panels.area_bytes()) <= plan->area_bytes);
-      REQUIRE(plan->row_places().end() == panels.area_bytes());
+      REQUIRE(plan->row_places().end() == plan->query_sums().begin);
+      REQUIRE(plan->query_sums().end() == panels.area_bytes());
       REQUIRE((panels.num_runs == 1 && panels.run_panels <= ring_attention::MOST_PANELS));
       REQUIRE(panels.run_blocks * BLOCK_ROWS >=
               ring_attention::packed_rows(call, nranks, call.causal == MK_CAUSAL_ZIGZAG));

@@ -152,7 +152,7 @@ TEST_CASE("tiles have turns with each block of queries in the order in which the
     const int rank = static_cast<int>(random() % static_cast<uint64_t>(cut.nranks));
     const RingAttentionBackwardPlan& plan = cut.plans[static_cast<size_t>(rank)];
     const KeyTiles& tiles = plan.key_tiles;
-    const KeyTurnsOf turns{tiles};
+    const auto turns = turns_of(tiles);
     const int group = cut.call.heads / cut.call.kv_heads;
     std::map<std::tuple<int, int, int>, int> last;  // of each query head, run and block
     for (int number = 0; number < tiles.size(); ++number) {
@@ -161,7 +161,7 @@ TEST_CASE("tiles have turns with each block of queries in the order in which the
       QueryBlockWalk walk(tiles.slices, rank, group, tile.position);
       for (QueryBlock block; walk.next(&block);) {
         int& had = last[{tile.head * group + block.head, block.run, block.index}];
-        REQUIRE(turns.before(tile, turn, block.position + block.num_rows - 1) == had);
+        REQUIRE(turns.before(tile, turn, block) == had);
         REQUIRE(turn > had);
         had = turn;
       }
@@ -169,10 +169,16 @@ TEST_CASE("tiles have turns with each block of queries in the order in which the
     for (int run = 0; run < tiles.slices.num_runs(); ++run) {
       const int count = tiles.slices.count(rank, run);
       for (int block = 0; block * BLOCK_ROWS < count; ++block) {
-        const int end = std::min(count, (block + 1) * BLOCK_ROWS);
+        const int from = block * BLOCK_ROWS;
+        const QueryBlock queries = {0,
+                                    run,
+                                    block,
+                                    tiles.slices.first_row(rank, run) + from,
+                                    tiles.slices.begin(rank, run) + from,
+                                    std::min(BLOCK_ROWS, count - from)};
         for (int head = 0; head < plan.panels.num_query_heads; ++head) {
           REQUIRE(last.count({head, run, block}) == 1);
-          REQUIRE(turns.last(tiles.slices.begin(rank, run) + end - 1) == (last[{head, run, block}]));
+          REQUIRE(turns.last(queries) == (last[{head, run, block}]));
         }
       }
     }

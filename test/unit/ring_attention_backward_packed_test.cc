@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // How the gradients of ring attention over packed sequences are cut up on GPUs, against what schedule.h says of
 // positions and of who sees what.
+#include <algorithm>
 #include <map>
 #include <random>
 #include <set>
@@ -18,7 +19,42 @@ using mk::test::PackedCut;
 namespace {
 
 PackedKeyTiles tiles_of_rank(const PackedCut& cut, int rank, int num_heads) {
-  return {cut.slices, {{rank}}, num_heads};
+  return {cut.slices, {{rank}}, num_heads, 2};
+}
+
+template <class Order>
+PackedQueryBlockWalk blocks_of_tile(const PackedKeyTilesOf<Order>& tiles, const KeyTile& tile, int rank,
+                                    int group) {
+  return {tiles.slices, rank, group, tiles.source(tile.step), PackedKeyTiles::rows_of(tile)};
+}
+
+// As of one sequence: in the order in which tiles are handed out each finds the turn that it waits for to be
+// the last that the block has had, and behind the last tile every block has had one.
+template <class Order>
+void check_turns(const PackedCut& cut, const PackedKeyTilesOf<Order>& tiles, int rank, int group) {
+  const PackedSlices& slices = cut.slices;
+  const auto turns = turns_of(tiles);
+  std::map<std::pair<int, int>, int> last;  // of each query head and block
+  for (int number = 0; number < tiles.size(); ++number) {
+    const KeyTile tile = tiles.at(number);
+    if (!tiles.is_seen(tile)) continue;
+    const int turn = turns.of(tile);
+    PackedQueryBlockWalk walk = blocks_of_tile(tiles, tile, rank, group);
+    for (PackedQueryBlock block; walk.next(&block);) {
+      int& had = last[{tile.head * group + block.head, block.index}];
+      REQUIRE(turns.before(tile, turn, block) == had);
+      REQUIRE(turn > had);
+      had = turn;
+    }
+  }
+  for (int from = 0; from < slices.rows(rank); from += BLOCK_ROWS) {
+    const QueryBlock block = {0,    0,    from / BLOCK_ROWS,
+                              from, from, std::min(BLOCK_ROWS, slices.rows(rank) - from)};
+    for (int head = 0; head < tiles.num_heads * group; ++head) {
+      REQUIRE(last.count({head, block.index}) == 1);
+      REQUIRE(turns.last(block) == (last[{head, block.index}]));
+    }
+  }
 }
 
 }  // namespace
@@ -48,7 +84,29 @@ TEST_CASE("tiles of packed keys are those of all ranks, each once, a rank's own 
   }
 }
 
-TEST_CASE("a tile of packed keys takes every query that sees one of them once, head by head") {
+TEST_CASE("tiles of packed keys are those of some heads in turn") {
+  std::mt19937_64 random(5);
+  for (int round = 0; round < 50; ++round) {
+    const PackedCut cut(random, 2500);
+    const int rank = cut.below(cut.slices.nranks);
+    const PackedKeyTiles tiles = tiles_of_rank(cut, rank, 5);  // 2, 2, and 1
+    int number = 0;
+    for (int i = 0; i < cut.slices.nranks; ++i) {
+      const int step = (i + 1) % cut.slices.nranks, of_head = tiles.tiles_of_step(step);
+      for (int first = 0; first < 5; first += 2) {
+        for (int index = 0; index < of_head; ++index) {
+          for (int head = first; head < std::min(first + 2, 5); ++head, ++number) {
+            const KeyTile tile = tiles.at(number);
+            REQUIRE((tile.step == step && tile.head == head && tile.index == index));
+          }
+        }
+      }
+    }
+    REQUIRE(number == tiles.size());
+  }
+}
+
+TEST_CASE("a tile of packed keys takes every query that sees one of them once, the last rows first") {
   std::mt19937_64 random(2);
   for (int round = 0; round < 150; ++round) {
     const PackedCut cut(random, 900);
@@ -60,27 +118,47 @@ TEST_CASE("a tile of packed keys takes every query that sees one of them once, h
       const int source = tiles.source(tile.step);
       const RowRange keys = PackedKeyTiles::rows_of(tile);
       if (!sees_some(slices, rank, source, keys)) continue;
-      PackedQueryBlockWalk walk(slices, rank, group, source, keys);
-      int left = walk.count();
+      PackedQueryBlockWalk walk = blocks_of_tile(tiles, tile, rank, group);
+      int left = walk.count(), head = 0, before = INT32_MAX;
       REQUIRE(left > 0);
-      std::pair<int, int> before = {-1, -1};
       std::set<std::pair<int, int>> taken;
       for (PackedQueryBlock block; walk.next(&block); --left) {
-        REQUIRE(std::pair(block.head, block.index) > before);
-        before = {block.head, block.index};
-        REQUIRE((block.head < group && block.index * BLOCK_ROWS < slices.rows(rank)));
-        taken.insert(before);
+        REQUIRE(block.head == head);
+        REQUIRE((head == 0 ? block.index < before : block.index == before));
+        head = (head + 1) % group;
+        before = block.index;
+        taken.emplace(block.head, block.index);
         const RowRange queries = {block.index * BLOCK_ROWS, (block.index + 1) * BLOCK_ROWS};
+        REQUIRE((block.run == 0 && block.row == queries.begin && block.position == queries.begin));
+        REQUIRE(block.num_rows == std::min(BLOCK_ROWS, slices.rows(rank) - block.row));
         REQUIRE(cut.sees_some(rank, queries, source, keys));
-        const bool all = queries.end <= slices.rows(rank) && cut.sees_all(rank, queries, source, keys);
+        const bool all = block.num_rows == BLOCK_ROWS && tile.num_rows == TILE_ROWS &&
+                         cut.sees_all(rank, queries, source, keys);
         REQUIRE(block.is_masked == !all);
       }
-      REQUIRE(left == 0);
+      REQUIRE((left == 0 && head == 0));
       for (int block = 0; block * BLOCK_ROWS < slices.rows(rank); ++block) {
         if (!cut.sees_some(rank, {block * BLOCK_ROWS, (block + 1) * BLOCK_ROWS}, source, keys)) continue;
-        for (int head = 0; head < group; ++head) REQUIRE(taken.count({head, block}) == 1);
+        for (int head_of_group = 0; head_of_group < group; ++head_of_group)
+          REQUIRE(taken.count({head_of_group, block}) == 1);
       }
     }
+  }
+}
+
+TEST_CASE("tiles of packed keys have turns with each block in the order in which they are handed out") {
+  std::mt19937_64 random(6);
+  for (int round = 0; round < 600; ++round) {
+    const PackedCut cut(random, round % 3 == 0 ? 900 : 6000);
+    const int nranks = cut.slices.nranks, rank = cut.below(nranks), group = 1 + cut.below(2);
+    INFO("round " << round << ": rank " << rank << " of " << nranks << ", causal " << cut.call.causal
+                  << ", seq " << cut.call.seq << ", " << cut.call.num_sequences << " sequences");
+    check_turns(cut, tiles_of_rank(cut, rank, 3), rank, group);
+    // Between nodes.
+    uint8_t rank_at[5];
+    for (int i = 0; i < nranks; ++i) rank_at[i] = static_cast<uint8_t>((rank + i) % nranks);
+    std::shuffle(rank_at + 1, rank_at + nranks, cut.random);
+    check_turns(cut, PackedKeyTilesOf<FarRanksFirst>{cut.slices, {{rank_at}}, 2, 2}, rank, group);
   }
 }
 

@@ -105,13 +105,16 @@ TEST_CASE("stretches of rows that see each other are found, and no others") {
       REQUIRE((stretch.begin >= from && stretch.begin < stretch.end && stretch.end <= keys.end));
       std::fill(seen.begin() + stretch.begin, seen.begin() + stretch.end, true);
     }
-    for (int from = queries.begin; next_seeing(slices, rank, {from, queries.end}, source, keys, &stretch);
-         from = stretch.end) {
-      REQUIRE((stretch.begin >= from && stretch.begin < stretch.end && stretch.end <= queries.end));
+    for (int end = queries.end; last_seeing(slices, rank, {queries.begin, end}, source, keys, &stretch);
+         end = stretch.begin) {
+      REQUIRE((stretch.begin >= queries.begin && stretch.begin < stretch.end && stretch.end <= end));
       std::fill(seeing.begin() + stretch.begin, seeing.begin() + stretch.end, true);
     }
     for (int key = keys.begin; key < keys.end; ++key)
       REQUIRE(seen[static_cast<size_t>(key)] == cut.sees_some(rank, queries, source, {key, key + 1}));
+    int last = keys.end - 1;
+    while (last >= keys.begin && !seen[static_cast<size_t>(last)]) --last;
+    REQUIRE(last_seen(slices, source, keys, rank, queries) == (last >= keys.begin ? last : -1));
     for (int query = queries.begin; query < queries.end; ++query)
       REQUIRE(seeing[static_cast<size_t>(query)] == cut.sees_some(rank, {query, query + 1}, source, keys));
   }

@@ -22,7 +22,7 @@ struct PackedStorage {
   Params params;
   int fault;  // the first entry of cu_seqlens that is wrong; -1: none
   int sums[NUM_WARPS];
-  uint64_t hashes[NUM_WARPS];
+  uint64_t hashes[NUM_WARPS];  // or other sums of 64 bits
 };
 
 // The first entry that is wrong, or -1, and the hash, for thread 0 of the CTA.

@@ -68,8 +68,9 @@ struct PackedSlices {
   MK_HOST_DEVICE RowRange rows_of(int rank, int sequence) const {
     return {row_begin(rank, sequence), row_begin(rank, sequence + 1)};
   }
-  // As CudaSlices' of a rank's only run.
+  // As CudaSlices' of a rank's only run, whose rows stand for positions.
   MK_HOST_DEVICE int first_row(int, int) const { return 0; }
+  MK_HOST_DEVICE int begin(int, int) const { return 0; }
   MK_HOST_DEVICE int count(int rank, int) const { return rows(rank); }
 
   // The sequence of a row that there is.
@@ -138,23 +139,45 @@ MK_HOST_DEVICE bool next_seen(const PackedSlices& slices, int source, const RowR
   return false;
 }
 
-// The same the other way round: queries of which each sees one of `keys`.
-MK_HOST_DEVICE bool next_seeing(const PackedSlices& slices, int rank, const RowRange& queries, int source,
+// The last of `keys` that one of `queries` sees; -1: none does.
+MK_HOST_DEVICE int last_seen(const PackedSlices& slices, int source, const RowRange& keys, int rank,
+                             const RowRange& queries) {
+  int row = keys.end - 1;
+  while (row >= keys.begin) {
+    const int sequence = slices.sequence_of(source, row);
+    const RowRange all = slices.rows_of(rank, sequence);
+    const int last = least(queries.end, all.end) - 1;
+    if (last >= most(queries.begin, all.begin)) {
+      const int position = slices.causal ? slices.position_of(rank, sequence, last) : 0;
+      const RowRange seen = slices.visible_rows(source, sequence, position);
+      const int end = least(row + 1, seen.end);
+      if (end > most(keys.begin, seen.begin)) return end - 1;
+    }
+    const int preceding = least(queries.end, all.begin) - 1;  // the last query before this sequence
+    if (preceding < queries.begin) return -1;
+    row = slices.row_begin(source, slices.sequence_of(rank, preceding) + 1) - 1;
+  }
+  return -1;
+}
+
+// The last stretch of `queries`, rows of `rank`, of which each sees one of `keys`, rows of `source`. False:
+// there is none.
+MK_HOST_DEVICE bool last_seeing(const PackedSlices& slices, int rank, const RowRange& queries, int source,
                                 const RowRange& keys, RowRange* seeing) {
-  int row = queries.begin;
-  while (row < queries.end) {
+  int row = queries.end - 1;
+  while (row >= queries.begin) {
     const int sequence = slices.sequence_of(rank, row);
     const RowRange all = slices.rows_of(source, sequence);
     const int first = most(keys.begin, all.begin);
     if (first < least(keys.end, all.end)) {
       const int position = slices.causal ? slices.position_of(source, sequence, first) : 0;
       const RowRange rows = slices.seeing_rows(rank, sequence, position);
-      *seeing = {most(row, rows.begin), least(queries.end, rows.end)};
+      *seeing = {most(queries.begin, rows.begin), least(row + 1, rows.end)};
       if (seeing->begin < seeing->end) return true;
     }
-    const int following = most(keys.begin, all.end);  // the first key behind this sequence
-    if (following >= keys.end) return false;
-    row = slices.row_begin(rank, slices.sequence_of(source, following));
+    const int preceding = least(keys.end, all.begin) - 1;  // the last key before this sequence
+    if (preceding < keys.begin) return false;
+    row = slices.row_begin(rank, slices.sequence_of(source, preceding) + 1) - 1;
   }
   return false;
 }

@@ -52,9 +52,33 @@ struct NextRanksFirst : ring_attention::RingOrder {
   MK_HOST_DEVICE int own() const { return rank; }
   MK_HOST_DEVICE int first_step(int nranks) const { return nranks > 1 ? 1 : 0; }
   MK_HOST_DEVICE int next_step(int step, int nranks) const { return step + 1 < nranks ? step + 1 : 0; }
+  MK_HOST_DEVICE int step_before(int step, int nranks) const { return step > 0 ? step - 1 : nranks - 1; }
 };
 
-// A rank's tiles of keys: of a rank those of some heads in turn, then those of the next heads.
+// Tile `index` of a rank's in the order in which they are handed out, source after source: of a source those of
+// some heads in turn, then those of the next heads. Its number is that among the source's tiles of the head.
+struct KeyTilePlace {
+  int step;
+  int head;
+  int number;
+};
+template <class Tiles>
+MK_HOST_DEVICE KeyTilePlace key_tile_place(const Tiles& tiles, int index) {
+  const int nranks = tiles.slices.nranks;
+  int step = tiles.order.first_step(nranks), of_head = tiles.tiles_of_step(step);
+  while (index >= tiles.num_heads * of_head && step != 0) {
+    index -= tiles.num_heads * of_head;
+    step = tiles.order.next_step(step, nranks);
+    of_head = tiles.tiles_of_step(step);
+  }
+  const int first_head = index / (tiles.heads_at_once * of_head) * tiles.heads_at_once;
+  const int heads = least(tiles.heads_at_once, tiles.num_heads - first_head);
+  index -= first_head * of_head;
+  const int number = index / heads;
+  return {step, first_head + index - number * heads, number};
+}
+
+// A rank's tiles of keys, all of which it sees.
 template <class Order>
 struct KeyTilesOf {
   CudaSlices slices;
@@ -75,29 +99,31 @@ struct KeyTilesOf {
     return tiles;
   }
   MK_HOST_DEVICE KeyTile at(int index) const {
-    int step = order.first_step(slices.nranks), tiles = tiles_of_step(step);
-    while (index >= num_heads * tiles && step != 0) {
-      index -= num_heads * tiles;
-      step = order.next_step(step, slices.nranks);
-      tiles = tiles_of_step(step);
-    }
-    const int first_head = index / (heads_at_once * tiles) * heads_at_once;
-    const int heads = least(heads_at_once, num_heads - first_head);
-    index -= first_head * tiles;
+    const KeyTilePlace place = key_tile_place(*this, index);
     KeyTile tile;
-    tile.step = step;
-    tile.index = index / heads;
-    tile.head = first_head + index - tile.index * heads;
-    const int first_run_tiles = seen_tiles_of(step, 0);
-    tile.run = tile.index >= first_run_tiles ? 1 : 0;
-    if (tile.run == 1) tile.index -= first_run_tiles;
+    tile.step = place.step;
+    tile.head = place.head;
+    const int first_run_tiles = seen_tiles_of(place.step, 0);
+    tile.run = place.number >= first_run_tiles ? 1 : 0;
+    tile.index = place.number - (tile.run == 1 ? first_run_tiles : 0);
     const int from = tile.index * TILE_ROWS;
-    tile.position = slices.begin(source(step), tile.run) + from;
-    tile.num_rows = least(TILE_ROWS, slices.count(source(step), tile.run) - from);
+    tile.position = slices.begin(source(place.step), tile.run) + from;
+    tile.num_rows = least(TILE_ROWS, slices.count(source(place.step), tile.run) - from);
     return tile;
   }
+  MK_HOST_DEVICE static constexpr bool is_seen(const KeyTile&) { return true; }
 };
 using KeyTiles = KeyTilesOf<NextRanksFirst>;
+
+// Queries of one head.
+struct QueryBlock {
+  int head;  // 0 for the first of those that share the key head
+  int run;
+  int index;     // in its run
+  int row;       // its first among the rank's rows
+  int position;  // of that row
+  int num_rows;  // at most BLOCK_ROWS
+};
 
 // When a head's tiles of keys add to dQ. A tile's turn with a block of queries is its number among the rank's
 // tiles of that head, from 1 on; those that the block sees are the first ones of each run.
@@ -114,20 +140,20 @@ struct KeyTurnsOf {
     });
     return before + tile.index + 1;
   }
-  // The turn before a tile's, of which its own is `turn`, with a block of which `last_query` is the last
-  // position; 0: it is the first.
-  MK_HOST_DEVICE int before(const KeyTile& tile, int turn, int last_query) const {
+  // The turn before a tile's, of which its own is `turn`, with a block that sees some of it; 0: it is the
+  // first.
+  MK_HOST_DEVICE int before(const KeyTile& tile, int turn, const QueryBlock& block) const {
     if (tile.index > 0) return turn - 1;
-    return last_before(tile.step, tile.run, last_query);
+    return last_before(tile.step, tile.run, block);
   }
   // The last of all with a block.
-  MK_HOST_DEVICE int last(int last_query) const { return last_before(-1, -1, last_query); }
+  MK_HOST_DEVICE int last(const QueryBlock& block) const { return last_before(-1, -1, block); }
 
  private:
   // Of those before a run.
-  MK_HOST_DEVICE int last_before(int end_step, int end_run, int last_query) const {
+  MK_HOST_DEVICE int last_before(int end_step, int end_run, const QueryBlock& block) const {
     const CudaSlices& slices = tiles.slices;
-    const int end = slices.visible_end(last_query);
+    const int end = slices.visible_end(block.position + block.num_rows - 1);
     int last = 0, before = 0;
     walk_runs([&](int step, int run) {
       if (step == end_step && run == end_run) return false;
@@ -155,23 +181,17 @@ struct KeyTurnsOf {
 };
 
 template <class Order>
-KeyTurnsOf(const KeyTilesOf<Order>&) -> KeyTurnsOf<Order>;
-
-// Queries of one head.
-struct QueryBlock {
-  int head;  // 0 for the first of those that share the key head
-  int run;
-  int index;     // in its run
-  int row;       // its first among the rank's rows
-  int position;  // of that row
-  int num_rows;  // at most BLOCK_ROWS
-};
+MK_HOST_DEVICE KeyTurnsOf<Order> turns_of(const KeyTilesOf<Order>& tiles) {
+  return {tiles};
+}
 
 // The blocks of this rank's queries that see something of a tile of keys: the last positions first, which see
 // all tiles. So tiles of a head that take turns with the same blocks begin with the same one, and none waits
 // for another to get to where it begins. Of a block's rows those of one head after the other.
 class QueryBlockWalk {
  public:
+  using Block = QueryBlock;
+
   MK_HOST_DEVICE QueryBlockWalk(const CudaSlices& slices, int rank, int num_heads, int key_position)
       : slices_(slices), rank_(rank), num_heads_(num_heads), key_position_(key_position) {
     run_ = slices.num_runs();
@@ -261,7 +281,6 @@ template <class Panels>
 struct GradientPanelsOf : Panels {
   int num_query_heads;  // of all batches
   int head_dim;         // of the kernel
-  bool sums_queries;    // tiles of keys add to dQ: not of packed sequences
 
   static constexpr int ROW_BYTES = QueryRowPlaces::BLOCK_BYTES;
   MK_HOST_DEVICE int part_bytes() const { return 2 * TILE_ROWS * head_dim * 4; }
@@ -277,16 +296,20 @@ struct GradientPanelsOf : Panels {
   // Key heads whose tiles are handed out in turn. Tiles of one head begin one after the other, a turn apart:
   // the more heads, the fewer wait for each other. But what their tiles share, queries, dO and dQ, is to stay
   // in the L2: 32 MiB, of which causal tiles use half.
-  MK_HOST_DEVICE int heads_at_once(bool causal) const {
+  // `blocks`: of a query head, that the same tiles see.
+  MK_HOST_DEVICE int heads_at_once(bool causal, int blocks) const {
     constexpr int L2_BYTES = 32 << 20, ROW_BYTES_OF_COLUMN = 2 + 2 + 4;
     const int group = num_query_heads / most(1, this->num_heads);
-    const int head_blocks = most(1, this->num_runs * this->run_blocks * group);
+    const int head_blocks = most(1, blocks * group);
     const int most_blocks = (causal ? 2 : 1) * (L2_BYTES / (BLOCK_ROWS * ROW_BYTES_OF_COLUMN * head_dim));
     return least(16, most(2, most_blocks / head_blocks));
   }
+  MK_HOST_DEVICE int heads_at_once(bool causal) const {
+    return heads_at_once(causal, this->num_runs * this->run_blocks);
+  }
   // Behind the rows.
   MK_HOST_DEVICE QuerySumPlaces query_sums(const QueryRowPlaces& rows) const {
-    return {rows.end(), sums_queries ? rows.num_blocks() : 0, BLOCK_ROWS * head_dim * 4};
+    return {rows.end(), rows.num_blocks(), BLOCK_ROWS * head_dim * 4};
   }
 };
 

@@ -6,25 +6,10 @@
 // rounded. Every sum has one order.
 #pragma once
 
+#include "kernels/ops/ring_attention/cuda_packed_params.h"
 #include "kernels/ops/ring_attention_backward/cuda_producer.cuh"
 
 namespace mk::ring_attention_backward {
-
-// Sets to zero, of a thread's two rows, what lies outside columns [begin, end) of the first, and of the second.
-template <int NUM_WEIGHTS>
-__device__ __forceinline__ void mask_columns(float (&weights)[NUM_WEIGHTS], int begin0, int begin1, int end0,
-                                             int end1) {
-  const int first = threadIdx.x % 4 * 2;
-#pragma unroll
-  for (int i = 0; i < NUM_WEIGHTS; ++i) {
-    const int column = first + i / 4 * 8 + i % 2;
-    const bool is_second = i / 2 % 2 != 0;
-    if (column < (is_second ? begin1 : begin0) || column >= (is_second ? end1 : end0)) weights[i] = 0.0f;
-  }
-}
-
-// A thread's first row of its warpgroup's 64; the second is 8 further on.
-__device__ __forceinline__ int row_of_thread() { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4; }
 
 // The sums of a warp, to the owner of the keys and back: chunk i of all lanes, then chunk i + 1.
 template <int N>
@@ -86,7 +71,7 @@ class Consumer {
   using Element = typename Config::Element;
   static constexpr int NUM_SUMS = Config::HEAD_DIM / 2;
 
-  using Storage = JointCudaStorage<Config>;
+  using Storage = CudaStorage<Config>;
 
   __device__ __forceinline__ Consumer(const RankLaunch& launch, const Params& params, Storage& smem,
                                       int warpgroup)
@@ -143,27 +128,9 @@ class Consumer {
   }
 
   __device__ __forceinline__ void compute_keys() {
-    const CudaSlices& slices = params_.tiles.slices;
-    int num_rows;  // of the tile, from this warpgroup's on
-    int position;  // of this thread's first row
-    {
-      const KeyTile tile = key_tiles_of(params_).at(item_now());
-      num_rows = tile.num_rows - warpgroup_ * BLOCK_ROWS;
-      position = tile.position + warpgroup_ * BLOCK_ROWS + row_of_thread();
-    }
+    const auto mask = key_mask(params_, key_tiles_of(params_).at(item_now()), warpgroup_);
     float d_keys[NUM_SUMS], d_values[NUM_SUMS];
-    core_.add_queries_jointly(
-        num_rows > 0,
-        [&](auto& weights, const StreamedBlock& block) {
-          // Before the warpgroup's last key?
-          const bool hides = slices.causal && block.position < position - row_of_thread() + BLOCK_ROWS - 1;
-          if (!hides && block.num_rows == BLOCK_ROWS && num_rows >= BLOCK_ROWS) return;
-          // A query sees its own key and those before it.
-          const int begin = hides ? position - block.position : -8;
-          mask_columns(weights, begin, begin + 8, row_of_thread() < num_rows ? block.num_rows : 0,
-                       row_of_thread() + 8 < num_rows ? block.num_rows : 0);
-        },
-        d_keys, d_values);
+    core_.add_queries(mask.is_used(), mask, d_keys, d_values);
     const int number = item_now();
     const KeyTile tile = key_tiles_of(params_).at(number);
     if (tile.step > 0) {
@@ -234,16 +201,17 @@ class Consumer {
   uint32_t parts_phase_ = 0;
 };
 
-// One of `num_ctas` CTAs that compute, the last of which push before. With GREETS a warp of the first one meets
-// the other ranks.
-template <class Config, bool GREETS, class Params>
+// One of `num_ctas` CTAs that compute, the last of which push before. greet(): by a warp of the first one.
+template <class Config, class Params, class Greet>
 __device__ __forceinline__ void run_compute_cta(const RankLaunch& launch, const Params& params,
-                                                JointCudaStorage<Config>& smem, int num_ctas) {
+                                                CudaStorage<Config>& smem, int num_ctas, Greet&& greet) {
   // 168 registers a thread at the start; what the producer's warpgroup gives back, the consumers get. With sums
   // of 128 columns they need all there are: with 232 the compiler makes every product wait for the one before.
-  // What the producer's warps then keep in memory is not read often.
-  constexpr int NUM_PRODUCER_REGISTERS = Config::HEAD_DIM == 128 ? 24 : 72;
-  constexpr int NUM_CONSUMER_REGISTERS = Config::HEAD_DIM == 128 ? 240 : 216;
+  // What the producer's warps then keep in memory is not read often. Of packed sequences the producer has more
+  // to keep.
+  constexpr bool IS_PACKED = ring_attention::IsPacked<Params>;
+  constexpr int NUM_PRODUCER_REGISTERS = Config::HEAD_DIM == 128 ? 24 : IS_PACKED ? 88 : 72;
+  constexpr int NUM_CONSUMER_REGISTERS = Config::HEAD_DIM == 128 ? 240 : IS_PACKED ? 208 : 216;
   static_assert(128 * (168 - NUM_PRODUCER_REGISTERS) >= 256 * (NUM_CONSUMER_REGISTERS - 168));
   if (threadIdx.x == 0) storage_init(smem);
   __syncthreads();
@@ -257,7 +225,7 @@ __device__ __forceinline__ void run_compute_cta(const RankLaunch& launch, const 
         ring_attention::push_keys<Config>(launch, params, smem.push, smem.attention.stream[0], warp - 1,
                                           push_cta);
       }
-      if (GREETS && blockIdx.x == 0 && warp == 1) launch.greet();
+      if (blockIdx.x == 0 && warp == 1) greet();
       if (warp == 1 && params.comm.nranks > 1) signal_parts(launch, params, smem.stored);
       if (warp > 1) {
         if (threadIdx.x % 32 == 0) add_to_queries(launch, params, smem, warp - 2);
@@ -278,10 +246,10 @@ template <class Config>
 __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
     ring_attention_backward_kernel(const __grid_constant__ CudaParams params) {
   extern __shared__ __align__(1024) uint8_t smem_bytes[];
-  auto& smem = *reinterpret_cast<JointCudaStorage<Config>*>(smem_bytes);
+  auto& smem = *reinterpret_cast<CudaStorage<Config>*>(smem_bytes);
   const RankLaunch launch(params.comm);
   launch.begin_cta();
-  run_compute_cta<Config, true>(launch, params, smem, gridDim.x);
+  run_compute_cta<Config>(launch, params, smem, gridDim.x, [&] { launch.greet(); });
   launch.end_cta();
 }
 
@@ -310,22 +278,19 @@ constexpr CudaKernelOf<Params> cuda_kernel_entry(void (*kernel)(Params), size_t 
 
 template <class Config>
 constexpr CudaKernelOf<CudaParams> cuda_kernel_entry() {
-  static_assert(sizeof(JointCudaStorage<Config>) <= 227 * 1024);
-  return cuda_kernel_entry<Config>(ring_attention_backward_kernel<Config>, sizeof(JointCudaStorage<Config>));
+  static_assert(sizeof(CudaStorage<Config>) <= 227 * 1024);
+  return cuda_kernel_entry<Config>(ring_attention_backward_kernel<Config>, sizeof(CudaStorage<Config>));
 }
 
 template <class Element>
 using NarrowConfig = AttentionGradientConfig<64, 6, Element>;
 template <class Element>
-using WideConfig = AttentionGradientConfig<128, 4, Element>;
-// Of kernels that add to dQ, whose storage has more to hold.
-template <class Element>
-using JointWideConfig = AttentionGradientConfig<128, 3, Element>;
+using WideConfig = AttentionGradientConfig<128, 3, Element>;
 
 template <class Element>
 const CudaTable& cuda_kernel_table() {
   static const CudaTable table{
-      {cuda_kernel_entry<NarrowConfig<Element>>(), cuda_kernel_entry<JointWideConfig<Element>>()}};
+      {cuda_kernel_entry<NarrowConfig<Element>>(), cuda_kernel_entry<WideConfig<Element>>()}};
   return table;
 }
 

@@ -37,14 +37,11 @@ __device__ __forceinline__ int first_part_count(const Params& params) {
 
 // --------------------------------------------------------------- the network
 
-// Tiles that a launch hands out.
-__device__ __forceinline__ int num_items(const NetworkParams& params) { return params.num_key_tiles; }
-
 // Is it time for parts? Not while this rank has tiles to hand out, for then the others may have, too, and those
 // take as long as they take.
 template <HasRoutes Params>
 __device__ __forceinline__ bool parts_are_due(const Params& params) {
-  return ptx::ld_relaxed_gpu(&params.comm.state->gather_ticket) >= static_cast<uint32_t>(num_items(params));
+  return ptx::ld_relaxed_gpu(&params.comm.state->gather_ticket) >= static_cast<uint32_t>(params.num_key_tiles);
 }
 
 // A lane's next put of parts: of relayed parts `lane`, lane + 32, ... those that there are.

@@ -18,11 +18,11 @@ template <class Config>
 __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
     ring_attention_backward_network_kernel(const __grid_constant__ NetworkParams params) {
   extern __shared__ __align__(1024) uint8_t smem_bytes[];
-  auto& smem = *reinterpret_cast<JointCudaStorage<Config>*>(smem_bytes);
+  auto& smem = *reinterpret_cast<CudaStorage<Config>*>(smem_bytes);
   const RankLaunch launch(params.comm);
   launch.begin_cta();
   if (static_cast<int>(blockIdx.x) < params.num_compute_ctas) {
-    run_compute_cta<Config, false>(launch, params, smem, params.num_compute_ctas);
+    run_compute_cta<Config>(launch, params, smem, params.num_compute_ctas, [] {});
   } else if (blockIdx.x + 1 == gridDim.x) {
     run_network_cta(launch, params);
   } else {
@@ -34,15 +34,15 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
 template <class Config>
 constexpr CudaKernelOf<NetworkParams> cuda_network_kernel_entry() {
   constexpr size_t NUM_BYTES =
-      std::max(sizeof(JointCudaStorage<Config>), sizeof(PushCtaStorage<Config::NUM_THREADS>));
+      std::max(sizeof(CudaStorage<Config>), sizeof(PushCtaStorage<Config::NUM_THREADS>));
   static_assert(NUM_BYTES <= 227 * 1024);
   return cuda_kernel_entry<Config>(ring_attention_backward_network_kernel<Config>, NUM_BYTES);
 }
 
 template <class Element>
 const NetworkTable& cuda_network_kernel_table() {
-  static const NetworkTable table{{cuda_network_kernel_entry<NarrowConfig<Element>>(),
-                                   cuda_network_kernel_entry<JointWideConfig<Element>>()}};
+  static const NetworkTable table{
+      {cuda_network_kernel_entry<NarrowConfig<Element>>(), cuda_network_kernel_entry<WideConfig<Element>>()}};
   return table;
 }
 

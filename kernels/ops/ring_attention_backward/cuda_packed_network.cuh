@@ -10,15 +10,14 @@
 namespace mk::ring_attention_backward {
 
 __device__ __forceinline__ PackedKeyTilesOf<FarRanksFirst> key_tiles_of(const PackedNetworkParams& params) {
-  return {params.tiles.slices, {{params.comm.order.rank_at}}, params.panels.num_heads};
+  return {params.tiles.slices, {{params.comm.order.rank_at}}, params.panels.num_heads, params.heads_at_once};
 }
-__device__ __forceinline__ int num_items(const PackedNetworkParams& params) { return params.num_items; }
 
 // By one thread, from begin_packed().
 __device__ __forceinline__ void settle_network(PackedNetworkParams& params,
                                                const ring_attention::PanelNeeds& needs) {
   ring_attention::settle_network(params, needs);
-  params.num_items = params.tiles.size() + key_tiles_of(params).size();
+  params.num_key_tiles = key_tiles_of(params).size();
 }
 
 }  // namespace mk::ring_attention_backward

@@ -9,16 +9,10 @@
 
 namespace mk::ring_attention_backward {
 
-// What a CTA's role has: one that forwards takes the place of one that computes.
 template <class Config>
-struct NetworkRoom : CudaStorage<Config> {
-  static constexpr size_t COMPUTE_BYTES = sizeof(CudaStorage<Config>);
-  static constexpr size_t FORWARD_BYTES = sizeof(PushCtaStorage<Config::NUM_THREADS>);
-  uint8_t rest[FORWARD_BYTES > COMPUTE_BYTES ? FORWARD_BYTES - COMPUTE_BYTES : 1];
-};
-
-template <class Config>
-struct PackedNetworkStorage : PackedCudaStorage<Config, PackedNetworkParams, NetworkRoom<Config>> {
+struct PackedNetworkStorage : PackedCudaStorage<Config, PackedNetworkParams> {
+  // A CTA that forwards has its room where others have the attention's.
+  static_assert(sizeof(PushCtaStorage<Config::NUM_THREADS>) <= sizeof(JointGradientStorage<Config>));
   ring_attention::PanelNeeds needs;
 };
 
@@ -33,6 +27,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1) ring_attention_backwar
     settle_rows(arguments, params, rows);
     settle_network(params, smem.needs);
   });
+  if (goes_on) choose_heads(smem.packed);
   const PackedNetworkParams& params = smem.packed.params;
   const int cta = static_cast<int>(blockIdx.x), num_compute_ctas = arguments.params.num_compute_ctas;
   const bool has_network = blockIdx.x + 1 == gridDim.x;
@@ -41,7 +36,8 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1) ring_attention_backwar
   } else if (cta < num_compute_ctas) {
     if (cta >= num_compute_ctas - params.num_push_ctas)
       ring_attention::find_needs<Config::NUM_THREADS, false>(params, smem.needs);
-    run_packed_compute_cta<Config>(launch, smem, num_compute_ctas);
+    bring_near(smem);
+    run_compute_cta<Config>(launch, params, smem, num_compute_ctas, [] {});
   } else {
     ring_attention::find_needs<Config::NUM_THREADS, true>(params, smem.needs);
     if (has_network) {
@@ -67,7 +63,7 @@ constexpr auto packed_network_kernel_entry() {
 template <class Element>
 const PackedNetworkTable& cuda_packed_network_kernel_table() {
   static const PackedNetworkTable table{{packed_network_kernel_entry<NarrowConfig<Element>>(),
-                                         packed_network_kernel_entry<WideConfig<Element>>()}};
+                                         packed_network_kernel_entry<PackedWideConfig<Element>>()}};
   return table;
 }
 

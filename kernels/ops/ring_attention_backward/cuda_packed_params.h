@@ -14,6 +14,8 @@ constexpr int PACKED_D_O = ring_attention::NUM_PACKED_MAPS;
 template <class Panels>
 struct PackedParamsOf : ring_attention::PackedCommon<PACKED_D_O + 1> {
   Panels panels;
+  int num_key_tiles;  // seen or not, which the kernel counts
+  int heads_at_once;  // and chooses
   float scale;
   HeadRows dq;
   HeadRows dk;
@@ -26,7 +28,6 @@ using PackedParams = PackedParamsOf<GradientPanels>;
 // Between nodes.
 struct PackedNetworkParams : PackedParamsOf<PackedNetworkGradientPanels>, ring_attention::BetweenNodes {
   PartRoutes routes;
-  int num_items;  // tiles of queries and of keys, seen or not, which the kernel counts
 };
 
 struct PackedRowSumParams {

@@ -48,8 +48,9 @@ __global__ void __launch_bounds__(32 * ROW_SUM_WARPS)
     d_o.head_bytes = rows * d_o.row_bytes;
   }
   const int bank = bank_of(ptx::ld_relaxed_sys(&of_sums.state->epoch) + 1);
-  auto* const sums =
-      reinterpret_cast<float*>(of_sums.area + bank * of_sums.bank_bytes + places.offset(head, 0, block));
+  std::byte* const area = of_sums.area + bank * of_sums.bank_bytes;
+  auto* const sums = reinterpret_cast<float*>(area + places.offset(head, 0, block));
+  if (threadIdx.x % 32 == 0) *reinterpret_cast<uint32_t*>(area + of_sums.query_sums.turn(index)) = 0;
   const float* const lse = of_sums.lse + int64_t{head} * rows + first_row;
   sum_block<Element>(o, d_o, of_sums.dim, 0, head, first_row, num_rows, lse, sums);
 }

@@ -10,11 +10,9 @@
 
 namespace mk::ring_attention_backward {
 
-using ring_attention::RingOrder;
 using ring_attention::slot_of;
 using ring_attention::source_of;
 
-__device__ __forceinline__ RingOrder key_order(const CudaParams& params) { return {params.comm.rank}; }
 __device__ __forceinline__ const KeyTiles& key_tiles_of(const CudaParams& params) { return params.key_tiles; }
 __device__ __forceinline__ int source_of(const CudaParams& params, int step) {
   return params.key_tiles.source(step);

@@ -2,23 +2,28 @@
 // Gradients of ring attention on GPUs: what a CTA has in shared memory, and its producer.
 #pragma once
 
-#include "kernels/device/attention_joint_gradients.cuh"
 #include "kernels/device/rank_launch.cuh"
 #include "kernels/ops/ring_attention/cuda_items.cuh"
 #include "kernels/ops/ring_attention/cuda_push.cuh"
 #include "kernels/ops/ring_attention_backward/cuda_parts.cuh"
 #include "kernels/ops/ring_attention_backward/cuda_query_sums.cuh"
+#include "kernels/ops/ring_attention_backward/cuda_tiles.cuh"
 #include "kernels/ptx/tma.cuh"
 
 namespace mk::ring_attention_backward {
 
 using ring_attention::ItemCursor;
-using ring_attention::QueryTile;
+using ring_attention::key_map;
 using ring_attention::wait_barrier;
 
-template <class Config, class Attention = AttentionGradientStorage<Config>>
+template <class Config>
 struct CudaStorage {
-  Attention attention;
+  // From the producer to the warps that add. It is at most NUM_STAGES ahead of the blocks that consumers are
+  // done with, and of those all but the last three have been added, or are about to be: their turns have been
+  // read.
+  static constexpr int NUM_TURNS = Config::NUM_STAGES + 3;
+  JointGradientStorage<Config> attention;
+  JointGradientBarriers joint;
   ring_attention::ItemQueue items;
   // While a CTA pushes, its pieces pass through the room of what streams.
   ring_attention::KeyPushStorage push;
@@ -26,34 +31,19 @@ struct CudaStorage {
   uint64_t parts_full;
   // Parts of other ranks' keys that consumer warps have stored.
   PushSignals<Config::NUM_CONSUMER_WARPS> stored;
-};
-
-template <class Config, class Attention>
-__device__ __forceinline__ void storage_init(CudaStorage<Config, Attention>& smem) {
-  attention_gradient_init(smem.attention);
-  item_queue_init(smem.items, Config::NUM_CONSUMER_WARPS);
-  key_push_init(smem.push);
-  ptx::mbarrier_init(&smem.parts_full, 1);
-  push_signals_init(smem.stored);
-  ptx::fence_mbarrier_init_release_cluster();
-}
-
-// Of the kernels that add to dQ.
-template <class Config>
-struct JointCudaStorage : CudaStorage<Config, JointGradientStorage<Config>> {
-  // From the producer to the warps that add. It is at most NUM_STAGES ahead of the blocks that consumers are
-  // done with, and of those all but the last three have been added, or are about to be: their turns have been
-  // read.
-  static constexpr int NUM_TURNS = Config::NUM_STAGES + 3;
-  JointGradientBarriers joint;
   QueryTurns<NUM_TURNS> turns;
 };
 
 template <class Config>
-__device__ __forceinline__ void storage_init(JointCudaStorage<Config>& smem) {
+__device__ __forceinline__ void storage_init(CudaStorage<Config>& smem) {
+  attention_gradient_init(smem.attention);
   joint_gradient_init<Config>(smem.joint);
+  item_queue_init(smem.items, Config::NUM_CONSUMER_WARPS);
+  key_push_init(smem.push);
+  ptx::mbarrier_init(&smem.parts_full, 1);
+  push_signals_init(smem.stored);
   smem.turns.num_put = smem.turns.has_ended = 0;
-  storage_init<Config, JointGradientStorage<Config>>(smem);
+  ptx::fence_mbarrier_init_release_cluster();
 }
 
 // The producer, one thread: hands out tiles of keys, brings their rows and the queries and dO that stream past
@@ -61,30 +51,32 @@ __device__ __forceinline__ void storage_init(JointCudaStorage<Config>& smem) {
 template <class Config, class Params>
 class Producer {
  public:
-  using Storage = JointCudaStorage<Config>;
+  using Storage = CudaStorage<Config>;
 
   __device__ Producer(const RankLaunch& launch, const Params& params, Storage& smem)
       : launch_(launch), params_(params), smem_(smem), attention_(smem.attention) {}
 
   __device__ __forceinline__ void run() {
-    ptx::prefetch_tensormap(&params_.map_q);
-    ptx::prefetch_tensormap(&params_.map_d_o);
-    ptx::prefetch_tensormap(&params_.map_k);
-    ptx::prefetch_tensormap(&params_.map_v);
+    prefetch_maps(params_);
     const int num_tiles = params_.num_key_tiles;
     const int num_items = num_tiles + num_query_chunks(params_);
     ItemCursor cursor;
     int item;
     // None is taken ahead: a tile that is begun late holds up all behind it.
     while ((item = take()) < num_items) {
-      if (item >= num_tiles) await_whole(item - num_tiles);
-      put_item(smem_.items, cursor, item);
-      if (item < num_tiles) {
-        const Tracer tracer(params_.comm.trace, TRACE_LOAD);
-        tracer.begin(TraceKind::load, item);
-        load(key_tiles_of(params_).at(item));
-        tracer.end();
+      if (item >= num_tiles) {
+        await_whole(item - num_tiles);
+        put_item(smem_.items, cursor, item);
+        continue;
       }
+      const auto tiles = key_tiles_of(params_);
+      const KeyTile tile = tiles.at(item);
+      if (!tiles.is_seen(tile)) continue;
+      put_item(smem_.items, cursor, item);
+      const Tracer tracer(params_.comm.trace, TRACE_LOAD);
+      tracer.begin(TraceKind::load, item);
+      load(tile);
+      tracer.end();
     }
     put_item(smem_.items, cursor, -1);
     smem_.turns.end();
@@ -99,14 +91,12 @@ class Producer {
   __device__ __forceinline__ void await_whole(int chunk) const {
     for_each_block(params_, chunk, [&](const QueryBlock& block, int64_t number) {
       const auto tiles = key_tiles_of(params_);
-      const int last = KeyTurnsOf{tiles}.last(block.position + block.num_rows - 1);
-      await_turn(launch_, params_, number, last);
+      await_turn(launch_, params_, number, turns_of(tiles).last(block));
     });
   }
 
   // Keys and values, then queries and dO past them.
   __device__ __forceinline__ void load(const KeyTile& tile) {
-    const CudaSlices& slices = params_.tiles.slices;
     const int batch = tile.head / params_.tiles.kv_heads;
     const int group = params_.tiles.heads / params_.tiles.kv_heads;
     const int first_head = (tile.head - batch * params_.tiles.kv_heads) * group;
@@ -120,20 +110,23 @@ class Producer {
                 first_block + block);
     }
     const auto tiles = key_tiles_of(params_);
-    const KeyTurnsOf turns{tiles};
+    const auto turns = turns_of(tiles);
     const int turn = turns.of(tile);
     const QueryRowPlaces places = params_.panels.row_places();
-    QueryBlockWalk walk(slices, params_.comm.rank, group, tile.position);
+    auto walk = query_walk(params_, group, tile);
     int num_left = walk.count();
-    QueryBlock block;
+    typename decltype(walk)::Block block;
+    int turn_before = 0;
     while (walk.next(&block)) {
+      if (block.head == 0) turn_before = turns.before(tile, turn, block);
       const int head = first_head + block.head;
       const int query_head = batch * params_.tiles.heads + head;
       const QueryTurn of_block = {static_cast<int>(places.number(query_head, block.run, block.index)),
-                                  turns.before(tile, turn, block.position + block.num_rows - 1), turn};
-      begin_stage({block.position, block.num_rows, --num_left}, of_block);
+                                  turn_before, turn};
+      begin_stage(streamed(block, --num_left), of_block);
       uint64_t* const full = &attention_.stream_full[stage_];
-      load_rows(attention_.stream[stage_], full, &params_.map_q, &params_.map_d_o, block.row, head, batch);
+      load_rows(attention_.stream[stage_], full, query_map(params_, false), query_map(params_, true), block.row,
+                head, batch);
       ptx::cp_async_bulk_shared_global(
           attention_.rows[stage_],
           launch_.area(params_.comm.rank, places.offset(query_head, block.run, block.index)),
@@ -186,7 +179,8 @@ class Producer {
     if (step == 0) {
       const int batch = head / params_.tiles.kv_heads;
       const int row = params_.tiles.slices.first_row(params_.comm.rank, run) + block * BLOCK_ROWS;
-      load_rows(to, full, &params_.map_k, &params_.map_v, row, head - batch * params_.tiles.kv_heads, batch);
+      load_rows(to, full, key_map(params_, false), key_map(params_, true), row,
+                head - batch * params_.tiles.kv_heads, batch);
     } else {
       const size_t offset = params_.panels.offset(slot_of(params_, step), head, run, block);
       ptx::cp_async_bulk_shared_global(to, launch_.area(params_.comm.rank, offset), Config::PAIR_BYTES, full);

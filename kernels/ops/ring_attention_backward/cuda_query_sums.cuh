@@ -63,7 +63,7 @@ __device__ __forceinline__ int num_query_chunks(const Params& params) {
 template <class Params, class Use>
 __device__ __forceinline__ void for_each_block(const Params& params, int chunk, Use&& use) {
   const QueryRowPlaces places = params.panels.row_places();
-  const CudaSlices& slices = params.tiles.slices;
+  const auto& slices = params.tiles.slices;
   const int rank = params.comm.rank;
 #pragma unroll 1
   for (int i = 0; i < CHUNK_BLOCKS; ++i) {

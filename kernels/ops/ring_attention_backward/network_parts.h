@@ -27,6 +27,7 @@ struct FarRanksFirst : ring_attention::NodeOrder {
   MK_HOST_DEVICE int own() const { return rank_at[0]; }
   MK_HOST_DEVICE int first_step(int nranks) const { return nranks - 1; }
   MK_HOST_DEVICE int next_step(int step, int) const { return step - 1; }
+  MK_HOST_DEVICE int step_before(int step, int) const { return step + 1; }
 };
 
 // `source`: the rank whose part it is. `tile` is one of the owner's. `Panels`: of keys and values.

@@ -17,35 +17,32 @@ MK_HOST_DEVICE bool sees_some(const PackedSlices& slices, int rank, int source, 
   return next_seen(slices, source, keys, rank, {0, slices.rows(rank)}, &seen);
 }
 
-// Tiles of keys, head by head, in the order of KeyTilesOf's steps, seen or not. `run` and `position` are not
-// theirs.
+// Tiles of keys in the order of KeyTilesOf's, seen or not. `run` and `position` are not theirs.
 template <class Order>
 struct PackedKeyTilesOf {
   PackedSlices slices;
   Order order;
   int num_heads;
+  int heads_at_once;
 
   MK_HOST_DEVICE int source(int step) const { return order.source(step, slices.nranks); }
   MK_HOST_DEVICE int tiles_of_step(int step) const { return tiles_of(slices.rows(source(step))); }
-  MK_HOST_DEVICE int size() const {
+  // Of one head.
+  MK_HOST_DEVICE int tiles_of_head() const {
     int tiles = 0;
-    for (int step = 0; step < slices.nranks; ++step) tiles += num_heads * tiles_of_step(step);
+    for (int step = 0; step < slices.nranks; ++step) tiles += tiles_of_step(step);
     return tiles;
   }
+  MK_HOST_DEVICE int size() const { return num_heads * tiles_of_head(); }
   MK_HOST_DEVICE KeyTile at(int index) const {
-    int step = order.first_step(slices.nranks), tiles = tiles_of_step(step);
-    while (index >= num_heads * tiles && step != 0) {
-      index -= num_heads * tiles;
-      step = order.next_step(step, slices.nranks);
-      tiles = tiles_of_step(step);
-    }
+    const KeyTilePlace place = key_tile_place(*this, index);
     KeyTile tile;
-    tile.step = step;
-    tile.head = index / tiles;
-    tile.index = index - tile.head * tiles;
+    tile.step = place.step;
+    tile.head = place.head;
     tile.run = 0;
+    tile.index = place.number;
     tile.position = 0;
-    tile.num_rows = least(TILE_ROWS, slices.rows(source(step)) - tile.index * TILE_ROWS);
+    tile.num_rows = least(TILE_ROWS, slices.rows(source(place.step)) - place.number * TILE_ROWS);
     return tile;
   }
   MK_HOST_DEVICE static RowRange rows_of(const KeyTile& tile) {
@@ -68,54 +65,58 @@ struct PackedKeyTilesOf {
 };
 using PackedKeyTiles = PackedKeyTilesOf<NextRanksFirst>;
 
-// Queries of one head.
-struct PackedQueryBlock {
-  int head;  // 0 for the first of those that share the key head
-  int index;
-  bool is_masked;  // some query does not see all keys of the tile, or is none
+struct PackedQueryBlock : QueryBlock {
+  bool is_masked;  // some query does not see all keys of the tile, or one of them is none
+  bool sees_tile_before;
 };
 
-// The blocks of this rank's queries that see something of a tile of keys, at least one row: head by head,
-// ascending.
+// As QueryBlockWalk: the blocks of this rank's queries that see something of a tile of keys, at least one row,
+// the last first.
 class PackedQueryBlockWalk {
  public:
+  using Block = PackedQueryBlock;
+
   MK_HOST_DEVICE PackedQueryBlockWalk(const PackedSlices& slices, int rank, int num_heads, int source,
                                       const RowRange& keys)
       : slices_(slices), rank_(rank), num_heads_(num_heads), source_(source), keys_(keys) {
     const ring_attention::PackedRow first = packed_row(slices, source, keys.begin);
     const ring_attention::PackedRow last = packed_row(slices, source, keys.end - 1);
-    first_end_ = slices.seeing_rows(rank, first.sequence, first.position).end;
+    see_first_ = slices.seeing_rows(rank, first.sequence, first.position);
     last_begin_ = slices.seeing_rows(rank, last.sequence, last.position).begin;
+    begins_sequence_ = slices.row_begin(source, first.sequence) == keys.begin;
+    first_ = index_ = blocks_of(slices.rows(rank));
+    head_ = num_heads;
   }
 
   // How many there are: before the first next().
   MK_HOST_DEVICE int count() const {
     PackedQueryBlockWalk stretches(*this);
     int blocks = 0;
-    while (stretches.next_stretch()) {
-      blocks += stretches.end_ - stretches.index_;
-      stretches.index_ = stretches.end_;
-    }
+    while (stretches.next_stretch()) blocks += stretches.index_ - stretches.first_ + 1;
     return blocks * num_heads_;
   }
   MK_HOST_DEVICE bool next(PackedQueryBlock* block) {
-    while (index_ == end_ && !next_stretch()) {
-      if (++head_ >= num_heads_) return false;
-      index_ = end_ = 0;
+    if (head_ == num_heads_) {
+      if (--index_ < first_ && !next_stretch()) return false;
+      head_ = 0;
     }
-    const int row = index_ * BLOCK_ROWS;
-    *block = {head_, index_, last_begin_ > row || first_end_ < row + BLOCK_ROWS};
-    ++index_;
+    const int row = index_ * BLOCK_ROWS, end = row + BLOCK_ROWS;
+    const bool is_whole = keys_.end - keys_.begin == TILE_ROWS;
+    *block = {{head_, 0, index_, row, row, least(BLOCK_ROWS, slices_.rows(rank_) - row)},
+              !is_whole || last_begin_ > row || see_first_.end < end,
+              !begins_sequence_ && most(row, see_first_.begin) < least(end, see_first_.end)};
+    ++head_;
     return true;
   }
 
  private:
+  // Blocks before those that have been taken.
   MK_HOST_DEVICE bool next_stretch() {
     RowRange seeing;
-    if (!next_seeing(slices_, rank_, {index_ * BLOCK_ROWS, slices_.rows(rank_)}, source_, keys_, &seeing))
-      return false;
-    index_ = seeing.begin / BLOCK_ROWS;
-    end_ = blocks_of(seeing.end);
+    const int end = least(first_ * BLOCK_ROWS, slices_.rows(rank_));
+    if (!last_seeing(slices_, rank_, {0, end}, source_, keys_, &seeing)) return false;
+    first_ = seeing.begin / BLOCK_ROWS;
+    index_ = blocks_of(seeing.end) - 1;
     return true;
   }
 
@@ -124,9 +125,59 @@ class PackedQueryBlockWalk {
   const int num_heads_;
   const int source_;
   const RowRange keys_;
-  int first_end_, last_begin_;  // rows: where what sees the first key ends, and what sees the last one begins
-  int head_ = 0;
-  int index_ = 0, end_ = 0;  // blocks: the next, and behind the last of the stretch
+  RowRange see_first_;  // queries: those that see the first key
+  int last_begin_;      // and where those that see the last one begin
+  bool begins_sequence_;
+  int head_;
+  int first_, index_;  // blocks of the stretch: the last to come, and the one at hand
 };
+
+// As KeyTurnsOf, of all tiles of a head, seen or not.
+template <class Order>
+struct PackedKeyTurnsOf {
+  const PackedKeyTilesOf<Order>& tiles;
+
+  MK_HOST_DEVICE int of(const KeyTile& tile) const {
+    const int nranks = tiles.slices.nranks;
+    int turn = tile.index + 1;
+    for (int step = tiles.order.first_step(nranks); step != tile.step;
+         step = tiles.order.next_step(step, nranks)) {
+      turn += tiles.tiles_of_step(step);
+    }
+    return turn;
+  }
+  MK_HOST_DEVICE int before(const KeyTile& tile, int turn, const PackedQueryBlock& block) const {
+    return block.sees_tile_before ? turn - 1 : last_before(tile.step, tile.index, turn, block);
+  }
+  // That of own keys: the last query sees them up to itself, or to its sequence's end.
+  MK_HOST_DEVICE int last(const QueryBlock& block) const {
+    const PackedSlices& slices = tiles.slices;
+    const int own = tiles.order.own(), query = block.row + block.num_rows - 1;
+    const int end = slices.causal ? query + 1 : slices.rows_of(own, slices.sequence_of(own, query)).end;
+    return tiles.tiles_of_head() - tiles.tiles_of_step(0) + tiles_of(end);
+  }
+
+ private:
+  // The last turn of those before `turn`, which is that of tile `index` of a step.
+  MK_HOST_DEVICE int last_before(int step, int index, int turn, const QueryBlock& block) const {
+    const int nranks = tiles.slices.nranks;
+    while (true) {
+      const int source = tiles.source(step);
+      const RowRange keys = {0, least(index * TILE_ROWS, tiles.slices.rows(source))};
+      const int key =
+          last_seen(tiles.slices, source, keys, tiles.order.own(), {block.row, block.row + block.num_rows});
+      if (key >= 0) return turn - index + key / TILE_ROWS;
+      if (step == tiles.order.first_step(nranks)) return 0;
+      turn -= index;
+      step = tiles.order.step_before(step, nranks);
+      index = tiles.tiles_of_step(step);
+    }
+  }
+};
+
+template <class Order>
+MK_HOST_DEVICE PackedKeyTurnsOf<Order> turns_of(const PackedKeyTilesOf<Order>& tiles) {
+  return {tiles};
+}
 
 }  // namespace mk::ring_attention_backward
