@@ -1,0 +1,176 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# Measures the tables of docs/performance.md again, as far as this machine has the GPUs: a JSON file each.
+set -euo pipefail
+
+usage() {
+  cat <<'TEXT'
+usage: tools/perf_tables.sh [--gpus N] [--only NAME]... [--seconds S] [--binaries DIR] [--out DIR] [--list]
+
+  --gpus      ranks, one a GPU (default: the number of GPUs)
+  --only      the tables whose names begin so, e.g. decode or two-nodes; may be repeated
+  --seconds   begins no table after so many seconds (default: no limit)
+  --binaries  a build folder, or one that holds mk-perf, libmkernel.so.0 and libsoftnic.so (default: build-cuda, build)
+  --out       where NAME.json and NAME.log go (default: perf_tables)
+  --list      prints the commands, and runs nothing
+TEXT
+}
+
+gpus=
+only=()
+seconds=
+binaries=
+out=perf_tables
+list=
+while [ $# -gt 0 ]; do
+  case $1 in
+    --list) list=1; shift; continue ;;
+    -h | --help) usage; exit 0 ;;
+  esac
+  [ $# -ge 2 ] || { usage >&2; exit 2; }
+  case $1 in
+    --gpus) gpus=$2 ;;
+    --only) only+=("$2") ;;
+    --seconds) seconds=$2 ;;
+    --binaries) binaries=$2 ;;
+    --out) out=$2 ;;
+    *) usage >&2; exit 2 ;;
+  esac
+  shift 2
+done
+
+if [ -z "$gpus" ]; then
+  gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true)
+  [ "$gpus" -gt 0 ] || { echo "perf_tables: no GPU found; say how many with --gpus, or --list the commands" >&2; exit 2; }
+fi
+case $gpus in
+  '' | *[!0-9]* | 0) echo "perf_tables: --gpus: expected a number from 1 on, saw \"$gpus\"" >&2; exit 2 ;;
+esac
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+if [ -z "$binaries" ]; then
+  for candidate in "$root/build-cuda" "$root/build"; do
+    if [ -x "$candidate/tools/mk-perf/mk-perf" ]; then
+      binaries=$candidate
+      break
+    fi
+  done
+fi
+binaries=${binaries:-build-cuda}
+mk_perf=$binaries/tools/mk-perf/mk-perf
+[ -x "$mk_perf" ] || mk_perf=$binaries/mk-perf
+if [ -z "$list" ]; then
+  [ -x "$mk_perf" ] || { echo "perf_tables: no mk-perf found; build with -Dcuda=enabled, or give --binaries DIR" >&2; exit 2; }
+  mkdir -p "$out"
+fi
+
+export LD_LIBRARY_PATH="$binaries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+# No multicast between GPUs, by anybody.
+export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1
+export CUDA_MODULE_LOADING=EAGER CUDA_DEVICE_MAX_CONNECTIONS=32
+
+failed=0
+
+is_wanted() {
+  [ ${#only[@]} -gt 0 ] || return 0
+  local prefix
+  for prefix in "${only[@]}"; do
+    case $1 in "$prefix"*) return 0 ;; esac
+  done
+  return 1
+}
+
+# table NAME [VARIABLE=VALUE...] mk-perf ARGUMENT...
+table() {
+  local name=$1 variables=()
+  shift
+  is_wanted "$name" || return 0
+  while [ "$1" != mk-perf ]; do
+    variables+=("$1")
+    shift
+  done
+  shift
+  if [ -n "$list" ]; then
+    echo "$name: ${variables[*]:+${variables[*]} }mk-perf $*"
+    return 0
+  fi
+  if [ -n "$seconds" ] && [ "$SECONDS" -ge "$seconds" ]; then
+    echo "$name: not begun, $seconds s have passed"
+    return 0
+  fi
+  local status=0 begin=$SECONDS
+  env "${variables[@]}" timeout -k 10 600 "$mk_perf" "$@" --json "$out/$name.json" >"$out/$name.log" 2>&1 </dev/null || status=$?
+  echo "$name: status $status after $((SECONDS - begin)) s"
+  [ "$status" -eq 0 ] && return 0
+  tail -n 3 "$out/$name.log" | sed 's/^/    /'
+  failed=$((failed + 1))
+}
+
+# shapes SUFFIX VALUE...: a --shape for each, in $shapes.
+shapes() {
+  local suffix=$1 value
+  shift
+  shapes=()
+  for value in "$@"; do shapes+=(--shape "$value$suffix"); done
+}
+
+attention=heads=16,kv_heads=16,dim=128
+
+if [ "$gpus" -eq 1 ]; then
+  shapes ",$attention" batch=4,seq={3072,6144,12288,24576} batch=4,seq={3072,6144,12288,24576},causal=1
+  for operator in ring_attention ring_attention_backward; do
+    table "${operator//_/-}" mk-perf "$operator" -g 1 --baseline none --iters 6 "${shapes[@]}"
+  done
+  shapes ",$attention" batch=1,seq={256,512,1024,2048} batch=1,seq={256,512,1024,2048},causal=1
+  table short-backward mk-perf ring_attention_backward -g 1 --baseline none --iters 8 "${shapes[@]}"
+  shapes ",$attention" batch=1,seq=24576,packed=2 batch=1,seq=12288,packed=8 batch=1,seq=24576,packed=8,causal=1 batch=1,seq=4096,packed=16,causal=1
+  table packed-backward mk-perf ring_attention_backward -g 1 --baseline none --iters 6 --check "${shapes[@]}"
+  shapes ,hidden=7168,inter=2048,experts=128,topk=8 tokens={8,128,4096,16384}
+  for operator in moe_dispatch_gemm moe_gemm_combine; do
+    table "experts-${operator//_/-}" mk-perf "$operator" -g 1 --baseline none --check --iters 6 "${shapes[@]}"
+  done
+  [ "$failed" -eq 0 ]
+  exit
+fi
+
+ranks=(-g "$gpus")
+# Llama-3-70B's layers as four ranks share them, and for all-gathers also two, whatever the number of ranks.
+shapes "" m={16,32,64,128,256,512,1024},n=2560,k=8192 m={16,64,128,256},n=5120,k=8192 m={16,64,128},n=28672,k=8192
+table decode-allgather-gemm mk-perf allgather_gemm "${ranks[@]}" --check --iters 20 "${shapes[@]}"
+shapes ,n=8192 m={16,32,64,128,256},k=2048 m={16,32,64,128,256},k=7168
+for operator in gemm_reduce_scatter gemm_allreduce; do
+  table "decode-${operator//_/-}" mk-perf "$operator" "${ranks[@]}" --check --iters 20 "${shapes[@]}"
+done
+for operator in allgather_gemm gemm_reduce_scatter gemm_allreduce; do
+  table "square-${operator//_/-}" mk-perf "$operator" "${ranks[@]}" --preset square --mode both --check --iters 10
+done
+for operator in allgather_gemm gemm_allreduce; do
+  table "llama-${operator//_/-}" mk-perf "$operator" "${ranks[@]}" --preset llama3-70b --iters 10
+done
+tokens=(--only tokens=8192 --only tokens=16384 --only tokens=32768)
+shapes ,hidden=7168,inter=2048,experts=256,topk=8 tokens={16,256}
+for operator in moe_dispatch_gemm moe_gemm_combine; do
+  table "decode-${operator//_/-}" mk-perf "$operator" "${ranks[@]}" --check --iters 10 "${shapes[@]}"
+  table "experts-${operator//_/-}" mk-perf "$operator" "${ranks[@]}" --preset deepseek-v3 "${tokens[@]}" --check --iters 8
+done
+sequences=(--only seq=12288 --only seq=24576)
+table attention mk-perf ring_attention "${ranks[@]}" --preset ring-attention --only seq=6144 "${sequences[@]}" --check --iters 8
+table attention-backward mk-perf ring_attention_backward "${ranks[@]}" --preset ring-attention "${sequences[@]}" --only seq=49152 --iters 4
+
+# Between two emulated nodes, 400 Gb/s and 5 us, a NIC a GPU.
+softnic=$binaries/tools/softnic/libsoftnic.so
+[ -e "$softnic" ] || softnic=$binaries/libsoftnic.so
+network=("MK_VERBS_LIBRARY=${MK_VERBS_LIBRARY:-$softnic}" MK_TRANSPORT=rc MK_SOFTNIC_NICS=1 MK_SOFTNIC_RATE_GBPS=400
+  MK_SOFTNIC_LATENCY_US=5 MK_SOFTNIC_BUSY_US=100000)
+if [ $((gpus % 2)) -eq 0 ]; then
+  nodes=("${ranks[@]}" --nodes 2 --baseline none)
+  for operator in allgather_gemm gemm_reduce_scatter gemm_allreduce; do
+    table "two-nodes-${operator//_/-}" "${network[@]}" mk-perf "$operator" "${nodes[@]}" --preset square --only m=16384 --only m=32768 --unfused --iters 5
+  done
+  for operator in moe_dispatch_gemm moe_gemm_combine; do
+    table "two-nodes-${operator//_/-}" "${network[@]}" mk-perf "$operator" "${nodes[@]}" --preset deepseek-v3 --only tokens=8192 --only tokens=16384 --check --iters 8
+  done
+  table two-nodes-attention "${network[@]}" mk-perf ring_attention "${nodes[@]}" --preset ring-attention "${sequences[@]}" --only seq=49152 --iters 4
+  table two-nodes-attention-backward "${network[@]}" mk-perf ring_attention_backward "${nodes[@]}" --preset ring-attention "${sequences[@]}" --iters 3
+fi
+[ "$failed" -eq 0 ]
