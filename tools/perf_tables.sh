@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# Measures the tables of docs/performance.md again, as far as this machine has the GPUs: a JSON file each.
+# Measures most of mk-perf's tables in docs/performance.md again, as far as this machine has the GPUs: a JSON file
+# each.
 set -euo pipefail
 
 usage() {
