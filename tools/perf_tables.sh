@@ -81,26 +81,28 @@ is_wanted() {
   return 1
 }
 
-# table NAME [VARIABLE=VALUE...] mk-perf ARGUMENT...
+# table NAME [VARIABLE=VALUE...] mk-perf|compare_attention ARGUMENT...
 table() {
   local name=$1 variables=()
   shift
   is_wanted "$name" || return 0
-  while [ "$1" != mk-perf ]; do
+  while [[ $1 == *=* ]]; do
     variables+=("$1")
     shift
   done
-  shift
   if [ -n "$list" ]; then
-    echo "$name: ${variables[*]:+${variables[*]} }mk-perf $*"
+    echo "$name: ${variables[*]:+${variables[*]} }$*"
     return 0
   fi
+  local program=("$mk_perf")
+  [ "$1" = mk-perf ] || program=(python3 "$root/tools/$1.py")
+  shift
   if [ -n "$seconds" ] && [ "$SECONDS" -ge "$seconds" ]; then
     echo "$name: not begun, $seconds s have passed"
     return 0
   fi
   local status=0 begin=$SECONDS
-  env "${variables[@]}" timeout -k 10 600 "$mk_perf" "$@" --json "$out/$name.json" >"$out/$name.log" 2>&1 </dev/null || status=$?
+  env "${variables[@]}" timeout -k 10 600 "${program[@]}" "$@" --json "$out/$name.json" >"$out/$name.log" 2>&1 </dev/null || status=$?
   echo "$name: status $status after $((SECONDS - begin)) s"
   [ "$status" -eq 0 ] && return 0
   tail -n 3 "$out/$name.log" | sed 's/^/    /'
@@ -122,6 +124,22 @@ if [ "$gpus" -eq 1 ]; then
   for operator in ring_attention ring_attention_backward; do
     table "${operator//_/-}" mk-perf "$operator" -g 1 --baseline none --iters 6 "${shapes[@]}"
   done
+  if [ -n "$list" ] || python3 -c 'import torch' 2>/dev/null; then
+    # A shape at a time, ours before and behind cuDNN: a long one leaves a slower clock behind.
+    for dim in 128 64; do
+      for seq in 3072 6144 12288 24576; do
+        for causal in 0 1; do
+          shape=batch=4,seq=$seq,heads=16,kv_heads=16,dim=$dim,causal=$causal,zigzag=$causal
+          name=beside-cudnn-$dim-$seq-$causal
+          table "$name-before" mk-perf ring_attention -g 1 --baseline none --iters 8 --shape "$shape"
+          table "$name-cudnn" compare_attention -g 1 --iters 8 --shape "$shape"
+          table "$name-behind" mk-perf ring_attention -g 1 --baseline none --iters 8 --shape "$shape"
+        done
+      done
+    done
+  else
+    echo "beside-cudnn: left out, Python has no PyTorch here"
+  fi
   shapes ",$attention" batch=1,seq={256,512,1024,2048} batch=1,seq={256,512,1024,2048},causal=1
   table short-backward mk-perf ring_attention_backward -g 1 --baseline none --iters 8 "${shapes[@]}"
   shapes ",$attention" batch=1,seq=24576,packed=2 batch=1,seq=12288,packed=8 batch=1,seq=24576,packed=8,causal=1 batch=1,seq=4096,packed=16,causal=1

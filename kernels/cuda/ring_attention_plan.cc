@@ -296,7 +296,7 @@ Result<RingAttentionPlan> ring_attention_plan(const RingAttentionCall& call, int
                                               const TopologyView* nodes) {
   MK_RETURN_IF_ERROR(check_cuda_call(call));
   const bool is_packed = call.num_sequences > 0, is_zigzag = call.causal == MK_CAUSAL_ZIGZAG;
-  const RingAttentionTile& tile = RING_ATTENTION_TILES[call.dim <= 64 ? 0 : 1];
+  const CudaTile& tile = CUDA_TILES[call.dim <= CUDA_TILES[0].head_dim ? 0 : 1];
   RingAttentionPlan plan{};
   plan.plan = MK_PLAN_INIT;
   plan.head_dim = tile.head_dim;

@@ -36,15 +36,6 @@ struct RingAttentionPlan {
   int num_forward_ctas = 0;
 };
 
-// Queries of a tile, keys of a block, and the images of a block: what the kernels are built for.
-struct RingAttentionTile {
-  int head_dim;
-  int block_m;
-  int block_n;
-};
-constexpr RingAttentionTile RING_ATTENTION_TILES[] = {{64, 128, 128}, {128, 128, 128}};
-constexpr int NUM_RING_ATTENTION_TILES = 2;
-
 // MK_ERROR_UNSUPPORTED says in words what is not built. `nodes`: who is where, if there are several.
 Result<RingAttentionPlan> ring_attention_plan(const RingAttentionCall& call, int rank, int nranks, int num_sms,
                                               const TopologyView* nodes = nullptr);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Attention of a tile of queries, 64 a consumer warpgroup, over blocks of keys and values that a producer
-// brings into shared memory. The softmax of one block runs under the products of the next, and the warpgroups
-// take turns, so that one's softmax runs under the other's products. Weights stay in registers.
+// Attention of tiles of queries, 64 a consumer warpgroup, over blocks of keys and values that a producer brings
+// into shared memory. The softmax of one block runs under the products of the next, and the warpgroups take
+// turns, so that one's softmax runs under the other's products. So do a tile's end and the begin of the next:
+// the last product of one is on its way with the first of the other. Weights stay in registers.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -34,12 +35,15 @@ struct AttentionConfig {
   static constexpr int KEY_BYTES = NUM_COLUMN_BLOCKS * KEY_COLUMN_BYTES;
 };
 
+// Queries of the next tile come while this one's are in use.
+constexpr int NUM_QUERY_SLOTS = 2;
+
 template <class Config>
 struct alignas(1024) AttentionStorage {
-  uint8_t queries[Config::QUERY_BYTES];
+  uint8_t queries[NUM_QUERY_SLOTS][Config::QUERY_BYTES];
   uint8_t keys[Config::NUM_STAGES][Config::KEY_BYTES];
   uint8_t values[Config::NUM_STAGES][Config::KEY_BYTES];
-  uint64_t queries_full, queries_empty;
+  uint64_t queries_full[NUM_QUERY_SLOTS], queries_empty[NUM_QUERY_SLOTS];
   uint64_t keys_full[Config::NUM_STAGES], keys_empty[Config::NUM_STAGES];
   uint64_t values_full[Config::NUM_STAGES], values_empty[Config::NUM_STAGES];
 };
@@ -47,8 +51,10 @@ struct alignas(1024) AttentionStorage {
 // By one thread of the CTA; a fence.mbarrier_init and a CTA-wide barrier must follow.
 template <class Config>
 __device__ __forceinline__ void attention_init(AttentionStorage<Config>& smem) {
-  ptx::mbarrier_init(&smem.queries_full, 1);
-  ptx::mbarrier_init(&smem.queries_empty, Config::NUM_CONSUMER_WARPS);
+  for (int slot = 0; slot < NUM_QUERY_SLOTS; ++slot) {
+    ptx::mbarrier_init(&smem.queries_full[slot], 1);
+    ptx::mbarrier_init(&smem.queries_empty[slot], Config::NUM_CONSUMER_WARPS);
+  }
   for (int stage = 0; stage < Config::NUM_STAGES; ++stage) {
     ptx::mbarrier_init(&smem.keys_full[stage], 1);
     ptx::mbarrier_init(&smem.keys_empty[stage], Config::NUM_CONSUMER_WARPS);
@@ -74,11 +80,16 @@ __device__ __forceinline__ uint32_t pack_pair(float low, float high) {
 
 // A thread's two rows of its warpgroup's 64: lane / 4 and 8 further on, of the warp's 16.
 struct SoftmaxRows {
-  float maximum[2];  // of the logits before scaling
-  float sum[2];      // of this thread's part of the weights
+  // What weights are relative to, of the logits before scaling: the row's maximum, or somewhat less.
+  float maximum[2];
+  float sum[2];  // of this thread's part of the weights
 };
 
-// A consumer warpgroup's walk through blocks of keys: state that outlives a tile.
+// What weights are relative to stays until one would be larger than this, as a power of two: so in almost all
+// blocks. fp16, in which they are multiplied, ends at 2^16.
+constexpr float MOST_WEIGHT_LOG2 = 8.0f;
+
+// A consumer warpgroup's walk through tiles and their blocks of keys.
 template <class Config>
 class AttentionConsumer {
  public:
@@ -93,80 +104,64 @@ class AttentionConsumer {
         warpgroup_(warpgroup),
         scale_log2_(scale_log2),
         negate_(negate),
-        queries_(ptx::wgmma_descriptor_swizzle_128b(ptx::smem_address(smem.queries) + warpgroup * 64 * 128, 0,
-                                                    1024)),
+        queries_(ptx::wgmma_descriptor_swizzle_128b(ptx::smem_address(smem.queries[0]) + warpgroup * 64 * 128,
+                                                    0, 1024)),
         keys_(ptx::wgmma_descriptor_swizzle_128b(ptx::smem_address(smem.keys[0]), 0, 1024)),
         values_(ptx::wgmma_descriptor_swizzle_128b(ptx::smem_address(smem.values[0]), Config::KEY_COLUMN_BYTES,
                                                    1024)) {}
 
-  // Before the first tile: the first warpgroup's turn.
-  __device__ __forceinline__ void begin() const {
-    if (warpgroup_ == Config::NUM_CONSUMER_WARPGROUPS - 1) end_turn();
-  }
-
-  // A tile whose queries are on their way. mask(logits) is called for each block in order, `num_blocks` times,
-  // at least once, and sets what is not to be seen to -inf. The outputs are not yet divided by the sums.
-  template <class Mask>
-  __device__ __forceinline__ void attend(int num_blocks, Mask&& mask, float (&outputs)[NUM_OUTPUTS],
-                                         SoftmaxRows& rows) {
-    float logits[NUM_LOGITS];
+  // All tiles, one behind the other. Of `tiles`: next() takes a tile, whose queries are on their way, and says
+  // how many blocks it has, at least one, or 0 behind the last; block(stage) is what is known of the block in a
+  // stage, and mask(logits, block) sets to -inf what is not to be seen of one that is_masked;
+  // store(outputs, rows), behind the next tile's next(), has outputs that are not yet divided by the sums.
+  template <class Tiles>
+  __device__ __forceinline__ void run(Tiles& tiles) {
+    float outputs[NUM_OUTPUTS], logits[NUM_LOGITS];
     uint32_t weights[NUM_LOGITS / 2];
-#pragma unroll
-    for (int i = 0; i < NUM_OUTPUTS; ++i) outputs[i] = 0.0f;
-    wait(&smem_.queries_full, queries_phase_);
-    queries_phase_ ^= 1;
+    SoftmaxRows rows, rows_before;
+    int num_blocks = tiles.next();
+    if (num_blocks == 0) return;
+    // The first warpgroup's turn.
+    if (warpgroup_ == Config::NUM_CONSUMER_WARPGROUPS - 1) end_turn();
+    await_queries();
     wait(&smem_.keys_full[keys_stage_], keys_phase_);
     multiply_keys(logits);
-    ptx::wgmma_wait_group<0>();
-    ptx::wgmma_fence_registers(logits);
-    release(smem_.keys_empty[keys_stage_]);
-    advance(keys_stage_, keys_phase_);
-    if (negate_) flip(logits);
-    mask(logits);
+    take_logits<0>(tiles, logits);
     begin_softmax(logits, rows);
     pack(logits, weights);
-    for (int block = 1; block < num_blocks; ++block) {
-      wait(&smem_.keys_full[keys_stage_], keys_phase_);
-      await_turn();
-      multiply_keys(logits);
-      wait(&smem_.values_full[values_stage_], values_phase_);
-      multiply_values(weights, outputs);
-      end_turn();
-      ptx::wgmma_wait_group<1>();
-      ptx::wgmma_fence_registers(logits);
-      release(smem_.keys_empty[keys_stage_]);
-      advance(keys_stage_, keys_phase_);
-      if (negate_) flip(logits);
-      mask(logits);
-      float decay[2];
-      continue_softmax(logits, rows, decay);
-      // All of that under the products: without a branch on its outcome the compiler puts the wait before it.
-      if (rows.sum[0] + rows.sum[1] < 0.0f) __nanosleep(1);
-      ptx::wgmma_wait_group<0>();
-      ptx::wgmma_fence_registers(outputs);
-      ptx::wgmma_fence_registers(weights);
-      release(smem_.values_empty[values_stage_]);
-      advance(values_stage_, values_phase_);
-      pack(logits, weights);
-      // Most blocks raise no row's maximum.
-      if (!__all_sync(~0u, decay[0] == 1.0f && decay[1] == 1.0f)) {
+    clear(outputs);
+    while (true) {
+      for (int block = 1; block < num_blocks; ++block) {
+        multiply(weights, logits, outputs);
+        take_logits<1>(tiles, logits);
+        float decay[2];
+        const bool stays = continue_softmax(logits, rows, decay);
+        end_values(rows, weights, outputs);
+        pack(logits, weights);
+        if (!stays) {
 #pragma unroll
-        for (int i = 0; i < NUM_OUTPUTS; ++i) outputs[i] *= decay[i / 2 % 2];
+          for (int i = 0; i < NUM_OUTPUTS; ++i) outputs[i] *= decay[i / 2 % 2];
+        }
       }
+      release(smem_.queries_empty[queries_slot_]);
+      queries_slot_ ^= 1;
+      queries_phase_ ^= queries_slot_ == 0 ? 1 : 0;
+      num_blocks = tiles.next();
+      if (num_blocks == 0) break;
+      await_queries();
+      multiply(weights, logits, outputs);
+      take_logits<1>(tiles, logits);
+      rows_before = rows;
+      begin_softmax(logits, rows);
+      end_values(rows, weights, outputs);
+      finish(tiles, outputs, rows_before);
+      pack(logits, weights);
+      clear(outputs);
     }
-    release(smem_.queries_empty);
     wait(&smem_.values_full[values_stage_], values_phase_);
     multiply_values(weights, outputs);
-    ptx::wgmma_wait_group<0>();
-    ptx::wgmma_fence_registers(outputs);
-    ptx::wgmma_fence_registers(weights);
-    release(smem_.values_empty[values_stage_]);
-    advance(values_stage_, values_phase_);
-#pragma unroll
-    for (int row = 0; row < 2; ++row) {
-      rows.sum[row] += __shfl_xor_sync(~0u, rows.sum[row], 1);
-      rows.sum[row] += __shfl_xor_sync(~0u, rows.sum[row], 2);
-    }
+    end_values(rows, weights, outputs);
+    finish(tiles, outputs, rows);
   }
 
  private:
@@ -183,6 +178,9 @@ class AttentionConsumer {
       phase ^= 1;
     }
   }
+  __device__ __forceinline__ void await_queries() const {
+    wait(&smem_.queries_full[queries_slot_], queries_phase_);
+  }
   __device__ __forceinline__ void await_turn() const {
     ptx::barrier_sync(ATTENTION_TURN_BARRIER + warpgroup_, 256);
   }
@@ -194,12 +192,13 @@ class AttentionConsumer {
   // logits = queries keys^T, on their way.
   __device__ __forceinline__ void multiply_keys(float (&logits)[NUM_LOGITS]) const {
     ptx::wgmma_fence();
+    const uint64_t queries = queries_ + queries_slot_ * (Config::QUERY_BYTES >> 4);
     const uint64_t keys = keys_ + keys_stage_ * (Config::KEY_BYTES >> 4);
 #pragma unroll
     for (int k16 = 0; k16 < Config::HEAD_DIM / 16; ++k16) {
       const int column = k16 / 4, within = k16 % 4 * (32 >> 4);
       ptx::wgmma_mma_async_k16<Element, 0, 0>(
-          logits, queries_ + column * (Config::QUERY_COLUMN_BYTES >> 4) + within,
+          logits, queries + column * (Config::QUERY_COLUMN_BYTES >> 4) + within,
           keys + column * (Config::KEY_COLUMN_BYTES >> 4) + within, k16 > 0);
     }
     ptx::wgmma_commit_group();
@@ -221,17 +220,87 @@ class AttentionConsumer {
     ptx::wgmma_commit_group();
   }
 
+  // One turn: the next block's logits, and what the block before adds to the outputs.
+  __device__ __forceinline__ void multiply(uint32_t (&weights)[NUM_LOGITS / 2], float (&logits)[NUM_LOGITS],
+                                           float (&outputs)[NUM_OUTPUTS]) const {
+    wait(&smem_.keys_full[keys_stage_], keys_phase_);
+    await_turn();
+    multiply_keys(logits);
+    wait(&smem_.values_full[values_stage_], values_phase_);
+    multiply_values(weights, outputs);
+    end_turn();
+  }
+
+  // A block's logits, once all but the last NUM_BEHIND groups of products are done.
+  template <int NUM_BEHIND, class Tiles>
+  __device__ __forceinline__ void take_logits(Tiles& tiles, float (&logits)[NUM_LOGITS]) {
+    const auto block = tiles.block(keys_stage_);
+    ptx::wgmma_wait_group<NUM_BEHIND>();
+    ptx::wgmma_fence_registers(logits);
+    release(smem_.keys_empty[keys_stage_]);
+    advance(keys_stage_, keys_phase_);
+    // Seldom either, so one branch.
+    if (negate_ || block.is_masked) {
+      if (negate_) flip(logits);
+      if (block.is_masked) tiles.mask(logits, block);
+    }
+  }
+
+  // Outputs and weights, once their product is done: not before what is worked out of `rows`.
+  __device__ __forceinline__ void end_values(const SoftmaxRows& rows, uint32_t (&weights)[NUM_LOGITS / 2],
+                                             float (&outputs)[NUM_OUTPUTS]) {
+    // Without a branch on its outcome the compiler puts the wait before it.
+    if (rows.sum[0] + rows.sum[1] < 0.0f) __nanosleep(1);
+    ptx::wgmma_wait_group<0>();
+    ptx::wgmma_fence_registers(outputs);
+    ptx::wgmma_fence_registers(weights);
+    release(smem_.values_empty[values_stage_]);
+    advance(values_stage_, values_phase_);
+  }
+
+  template <class Tiles>
+  static __device__ __forceinline__ void finish(Tiles& tiles, const float (&outputs)[NUM_OUTPUTS],
+                                                SoftmaxRows& rows) {
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      rows.sum[row] += __shfl_xor_sync(~0u, rows.sum[row], 1);
+      rows.sum[row] += __shfl_xor_sync(~0u, rows.sum[row], 2);
+    }
+    tiles.store(outputs, rows);
+  }
+
+  static __device__ __forceinline__ void clear(float (&outputs)[NUM_OUTPUTS]) {
+#pragma unroll
+    for (int i = 0; i < NUM_OUTPUTS; ++i) outputs[i] = 0.0f;
+  }
+
   static __device__ __forceinline__ void flip(float (&logits)[NUM_LOGITS]) {
 #pragma unroll
     for (int i = 0; i < NUM_LOGITS; ++i) logits[i] = -logits[i];
   }
 
-  // The maximum over a row's four threads.
-  static __device__ __forceinline__ float row_maximum(const float (&logits)[NUM_LOGITS], int row,
-                                                      float maximum) {
+  // The maximum of a thread's logits and `maximum`.
+  static __device__ __forceinline__ float thread_maximum(const float (&logits)[NUM_LOGITS], int row,
+                                                         float maximum) {
 #pragma unroll
     for (int i = 0; i < NUM_LOGITS; i += 4)
       maximum = fmaxf(maximum, fmaxf(logits[i + 2 * row], logits[i + 2 * row + 1]));
+    return maximum;
+  }
+  // The same of a maximum that is positive: then floats are in the order of their bits as integers, of which
+  // one instruction compares three.
+  static __device__ __forceinline__ float thread_maximum_of_positive(const float (&logits)[NUM_LOGITS], int row,
+                                                                     float maximum) {
+    int bits[2] = {__float_as_int(maximum), 0};
+#pragma unroll
+    for (int i = 0; i < NUM_LOGITS; i += 4) {
+      int& most = bits[i / 4 % 2];
+      most = max(max(most, __float_as_int(logits[i + 2 * row])), __float_as_int(logits[i + 2 * row + 1]));
+    }
+    return __int_as_float(max(bits[0], bits[1]));
+  }
+  // Over a row's four threads.
+  static __device__ __forceinline__ float row_maximum(float maximum) {
     maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, 1));
     return fmaxf(maximum, __shfl_xor_sync(~0u, maximum, 2));
   }
@@ -253,24 +322,44 @@ class AttentionConsumer {
     return sum[0] + sum[1];
   }
 
-  __device__ __forceinline__ void begin_softmax(float (&logits)[NUM_LOGITS], SoftmaxRows& rows) const {
+  __device__ __forceinline__ void begin_softmax(float (&logits)[NUM_LOGITS], SoftmaxRows& rows) {
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-      rows.maximum[row] = row_maximum(logits, row, -INFINITY);
+      rows.maximum[row] = row_maximum(thread_maximum(logits, row, -INFINITY));
       rows.sum[row] = weigh(logits, row, rows.maximum[row]);
     }
+    are_positive_ = __all_sync(~0u, rows.maximum[0] > 0.0f && rows.maximum[1] > 0.0f);
   }
 
-  // `decay`: what the outputs so far are to be multiplied by.
-  __device__ __forceinline__ void continue_softmax(float (&logits)[NUM_LOGITS], SoftmaxRows& rows,
-                                                   float (&decay)[2]) const {
+  // Says whether what weights are relative to stays as it is; if not, what the outputs so far are to be
+  // multiplied by is `decay`. It stays in most blocks, and then no thread need know another's logits.
+  __device__ __forceinline__ bool continue_softmax(float (&logits)[NUM_LOGITS], SoftmaxRows& rows,
+                                                   float (&decay)[2]) {
+    float maximum[2];
+    if (are_positive_) {
 #pragma unroll
-    for (int row = 0; row < 2; ++row) {
-      const float before = rows.maximum[row];
-      rows.maximum[row] = row_maximum(logits, row, before);
-      decay[row] = before == -INFINITY ? 0.0f : ptx::ex2_approx((before - rows.maximum[row]) * scale_log2_);
-      rows.sum[row] = rows.sum[row] * decay[row] + weigh(logits, row, rows.maximum[row]);
+      for (int row = 0; row < 2; ++row)
+        maximum[row] = thread_maximum_of_positive(logits, row, rows.maximum[row]);
+    } else {
+#pragma unroll
+      for (int row = 0; row < 2; ++row) maximum[row] = thread_maximum(logits, row, rows.maximum[row]);
     }
+    // Not so where a row has seen nothing yet.
+    const bool stays = __all_sync(~0u, (maximum[0] - rows.maximum[0]) * scale_log2_ <= MOST_WEIGHT_LOG2 &&
+                                           (maximum[1] - rows.maximum[1]) * scale_log2_ <= MOST_WEIGHT_LOG2);
+    if (!stays) {
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        const float before = rows.maximum[row];
+        rows.maximum[row] = row_maximum(maximum[row]);
+        decay[row] = before == -INFINITY ? 0.0f : ptx::ex2_approx((before - rows.maximum[row]) * scale_log2_);
+        rows.sum[row] *= decay[row];
+      }
+      are_positive_ = __all_sync(~0u, rows.maximum[0] > 0.0f && rows.maximum[1] > 0.0f);
+    }
+#pragma unroll
+    for (int row = 0; row < 2; ++row) rows.sum[row] += weigh(logits, row, rows.maximum[row]);
+    return stays;
   }
 
   // The accumulators' layout is that of the next product's operand, two columns a register.
@@ -285,9 +374,11 @@ class AttentionConsumer {
   const float scale_log2_;
   const bool negate_;
   const uint64_t queries_, keys_, values_;  // descriptors of the first stage
+  int queries_slot_ = 0;
   uint32_t queries_phase_ = 0;
   int keys_stage_ = 0, values_stage_ = 0;
   uint32_t keys_phase_ = 0, values_phase_ = 0;
+  bool are_positive_ = false;  // all that the warp's weights are relative to
 };
 
 // words[i] of the four lanes of a quad: lane t gets the t-th words of lanes 0 to 3.

@@ -42,8 +42,9 @@ inline std::vector<AttentionCase> packed_cases(bool quick) {
       }
     }
   }
-  for (const mk::test::Numbers numbers : {mk::test::Numbers::uniform, mk::test::Numbers::one_hot,
-                                          mk::test::Numbers::large, mk::test::Numbers::masked}) {
+  for (const mk::test::Numbers numbers :
+       {mk::test::Numbers::uniform, mk::test::Numbers::one_hot, mk::test::Numbers::large,
+        mk::test::Numbers::rising, mk::test::Numbers::masked}) {
     for (const mk_causal_t causal : {MK_CAUSAL_NONE, MK_CAUSAL_CONTIGUOUS, MK_CAUSAL_ZIGZAG}) {
       for (int kind = 0; kind < 3; ++kind) {
         AttentionCase& attention = cases.emplace_back();

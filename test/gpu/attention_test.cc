@@ -38,7 +38,8 @@ std::vector<AttentionCase> device_cases(bool quick) {
       }
     }
   }
-  for (const Numbers numbers : {Numbers::uniform, Numbers::one_hot, Numbers::large, Numbers::masked}) {
+  for (const Numbers numbers :
+       {Numbers::uniform, Numbers::one_hot, Numbers::large, Numbers::rising, Numbers::masked}) {
     for (const mk_causal_t causal : {MK_CAUSAL_NONE, MK_CAUSAL_ZIGZAG}) {
       AttentionCase& attention = cases.emplace_back();
       attention.seq = numbers == Numbers::one_hot ? 250 : 530;  // of 8 bits

@@ -91,6 +91,11 @@ std::vector<AttentionCase> attention_corner_cases(int nranks) {
   AttentionCase& infinite = add(12 * nranks, MK_CAUSAL_NONE, 16);
   infinite.dtype = MK_DTYPE_FP16;
   infinite.numbers = Numbers::masked;
+  for (const mk_causal_t causal : {MK_CAUSAL_NONE, MK_CAUSAL_ZIGZAG}) {
+    AttentionCase& rising = add(20 * nranks + 3, causal, 16);
+    rising.numbers = Numbers::rising;
+    rising.softmax_scale = 1;
+  }
   return cases;
 }
 

@@ -2,6 +2,7 @@
 #include "attention_problem.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -127,8 +128,30 @@ void AttentionProblem::draw() {
       for (int64_t position = 1; position < attention.seq; position += 2)
         std::copy_n(k.row(batch, position - 1, 0), stride, k.row(batch, position, 0));
     }
+  } else if (attention.numbers == Numbers::rising) {
+    draw_rising();
   } else if (attention.numbers == Numbers::masked) {
     draw_masked();
+  }
+}
+
+// With a scale of 1, logits change by up to 8 in 128 keys; an offset of 40 is more than all else together.
+void AttentionProblem::draw_rising() {
+  for (int64_t batch = 0; batch < attention.batch; ++batch) {
+    for (int64_t position = 0; position < attention.seq; ++position) {
+      for (int head = 0; head < attention.heads; ++head) {
+        double* row = q.row(batch, position, head);
+        for (int d = 0; d < attention.dim; ++d) row[d] /= 4;
+        row[0] = std::array{1.0, 0.25, 0.0, -0.25, -1.0}[static_cast<size_t>(position % 5)];
+        row[1] = std::array{40.0, 0.0, -40.0}[static_cast<size_t>(position % 3)];
+      }
+      for (int head = 0; head < attention.kv_heads; ++head) {
+        double* row = k.row(batch, position, head);
+        for (int d = 0; d < attention.dim; ++d) row[d] /= 4;
+        row[0] = rounded(static_cast<double>(position - attention.seq / 2) / 16, attention.dtype);
+        row[1] = 1;
+      }
+    }
   }
 }
 

@@ -16,6 +16,7 @@ enum class Numbers {
   uniform,  // keys are zero: every visible key has the same weight; o is exact
   one_hot,  // every query picks one key: o and gradients are exact
   large,    // logits of up to some 1e4, integers; every key twice, so that maxima are equal
+  rising,   // logits rise or fall with the position, quickly, slowly or not; some queries' are all negative
   masked    // many logits are -inf, all of some queries'
 };
 
@@ -90,6 +91,7 @@ struct AttentionProblem {
  private:
   void draw();
   void draw_one_hot();
+  void draw_rising();
   void draw_masked();
   void attend(int64_t batch, int head, int64_t position);
 };

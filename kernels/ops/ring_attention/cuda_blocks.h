@@ -15,6 +15,15 @@ namespace mk::ring_attention {
 MK_HOST_DEVICE constexpr int least(int a, int b) { return a < b ? a : b; }
 MK_HOST_DEVICE constexpr int most(int a, int b) { return a > b ? a : b; }
 
+// What kernels are built for, of heads up to so wide: queries of a tile, keys of a block.
+struct CudaTile {
+  int head_dim;
+  int block_m;
+  int block_n;
+};
+constexpr CudaTile CUDA_TILES[] = {{64, 128, 128}, {128, 128, 128}};
+constexpr int NUM_CUDA_TILES = 2;
+
 // Which positions a rank holds, 32 bits wide and without divisions: what schedule.h's Slices says.
 struct CudaSlices {
   int seq;

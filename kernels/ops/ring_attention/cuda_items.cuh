@@ -58,10 +58,5 @@ __device__ __forceinline__ void release_item(ItemQueue& queue, ItemCursor& curso
   if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&queue.empty[cursor.slot]);
   cursor.advance();
 }
-__device__ __forceinline__ int take_item(ItemQueue& queue, ItemCursor& cursor) {
-  const int item = await_item(queue, cursor);
-  release_item(queue, cursor);
-  return item;
-}
 
 }  // namespace mk::ring_attention

@@ -4,116 +4,165 @@
 // which it takes as they arrive.
 #pragma once
 
+#include <utility>
+
 #include "kernels/device/attention.cuh"
 #include "kernels/device/rank_launch.cuh"
 #include "kernels/ops/ring_attention/cuda_items.cuh"
+#include "kernels/ops/ring_attention/cuda_packed_params.h"
 #include "kernels/ops/ring_attention/cuda_params.h"
 #include "kernels/ops/ring_attention/cuda_push.cuh"
 #include "kernels/ptx/tma.cuh"
 
 namespace mk::ring_attention {
 
-template <class Config>
+// A tile on its way to the consumers.
+struct TileWork {
+  QueryTile tile;
+  int num_blocks;
+};
+
+template <class Config, class Block_ = KeyBlock>
 struct CudaStorage {
+  using Block = Block_;
   AttentionStorage<Config> attention;
   ItemQueue items;
+  TileWork tiles[NUM_ITEMS_AHEAD];
+  Block blocks[Config::NUM_STAGES];  // whose keys the stages have
   // While a CTA pushes, its pieces pass through the room of keys and values.
   KeyPushStorage push;
 };
 
-template <class Config>
-__device__ __forceinline__ void storage_init(CudaStorage<Config>& smem) {
+template <class Config, class Block>
+__device__ __forceinline__ void storage_init(CudaStorage<Config, Block>& smem) {
   attention_init(smem.attention);
   item_queue_init(smem.items, Config::NUM_CONSUMER_WARPS);
   key_push_init(smem.push);
   ptx::fence_mbarrier_init_release_cluster();
 }
 
-__device__ __forceinline__ RingOrder key_order(const CudaParams& params) { return {params.comm.rank}; }
+// Of packed sequences the same are in cuda_packed_kernel.cuh.
+template <class Params>
+__device__ __forceinline__ RingOrder key_order(const Params& params) {
+  return {params.comm.rank};
+}
+template <class Params>
+__device__ __forceinline__ const CUtensorMap* query_map(const Params& params) {
+  return &params.map_q;
+}
+// The blocks of which a tile's queries see something.
+template <class Config, class Params>
+__device__ __forceinline__ auto key_walk(const Params& params, const QueryTile& tile) {
+  const CudaSlices& slices = params.tiles.slices;
+  return KeyBlockWalk(slices, key_order(params), Config::BLOCK_N,
+                      visible_range(slices, tile.position, tile.position + tile.num_rows - 1));
+}
+__device__ __forceinline__ int run_of(const KeyBlock& block) { return block.run; }
+// Of a block of this rank's own keys.
+template <class Config, class Params>
+__device__ __forceinline__ int first_row_of(const Params& params, const KeyBlock& block) {
+  return params.tiles.slices.first_row(params.comm.rank, block.run) + block.index * Config::BLOCK_N;
+}
 
 // ------------------------------------------------------------------ loading
 
-// The producer, one thread: hands out tiles and brings their queries, keys and values.
-template <class Config, class Params>
+// The producer, one thread: hands out tiles, finds out who sees what, and brings queries, keys and values. The
+// consumers are told of tiles and blocks through shared memory.
+template <class Config, class Params, class Storage>
 class Producer {
  public:
-  using Storage = CudaStorage<Config>;
+  using Block = typename Storage::Block;
 
   __device__ Producer(const RankLaunch& launch, const Params& params, Storage& smem)
       : launch_(launch), params_(params), smem_(smem) {}
 
   __device__ __forceinline__ void run() {
-    ptx::prefetch_tensormap(&params_.map_q);
-    ptx::prefetch_tensormap(&params_.map_k);
-    ptx::prefetch_tensormap(&params_.map_v);
+    ptx::prefetch_tensormap(query_map(params_));
+    ptx::prefetch_tensormap(key_map(params_, false));
+    ptx::prefetch_tensormap(key_map(params_, true));
     const int num_items = params_.tiles.size();
-    ItemCursor cursor;
-    int item = take();
-    while (true) {
-      put_item(smem_.items, cursor, item < num_items ? item : -1);
-      if (item >= num_items) return;
+    const Tracer tracer(params_.comm.trace, TRACE_LOAD);
+    // Keys go one block ahead of values, whose product comes a block later: also from tile to tile.
+    QueryTile tile_before;
+    Block block_before;
+    bool has_before = false;
+    for (int item = take(); item < num_items;) {
+      const QueryTile tile = params_.tiles.at(item);
+      auto walk = key_walk<Config>(params_, tile);
+      begin_tile(item, tile, walk.count());
       const int next = take();  // ahead of its use
-      const Tracer tracer(params_.comm.trace, TRACE_LOAD);
       tracer.begin(TraceKind::load, item);
-      load(params_.tiles.at(item));
+      for (Block block; walk.next(&block);) {
+        load_keys(tile, block);
+        if (has_before) load_values(tile_before, block_before);
+        tile_before = tile;
+        block_before = block;
+        has_before = true;
+      }
       tracer.end();
       item = next;
     }
+    if (has_before) load_values(tile_before, block_before);
+    put_item(smem_.items, cursor_, -1);
   }
 
  private:
+  struct Slot {
+    int index = 0;
+    uint32_t phase = 0;
+    __device__ __forceinline__ void advance(int num_slots) {
+      if (++index == num_slots) {
+        index = 0;
+        phase ^= 1;
+      }
+    }
+  };
+
   __device__ __forceinline__ int take() const {
     return static_cast<int>(atomicAdd(&params_.comm.state->gather_ticket, 1u));
   }
 
-  __device__ __forceinline__ void load(const QueryTile& tile) {
-    const CudaSlices& slices = params_.tiles.slices;
-    KeyBlockWalk walk(slices, key_order(params_), Config::BLOCK_N,
-                      visible_range(slices, tile.position, tile.position + tile.num_rows - 1));
+  __device__ __forceinline__ void begin_tile(int item, const QueryTile& tile, int num_blocks) {
+    wait_barrier(&smem_.items.empty[cursor_.slot], cursor_.phase ^ 1);
+    smem_.tiles[cursor_.slot] = {tile, num_blocks};
+    put_item(smem_.items, cursor_, item);
     AttentionStorage<Config>& smem = smem_.attention;
-    wait_barrier(&smem.queries_empty, queries_phase_ ^ 1);
-    queries_phase_ ^= 1;
-    ptx::mbarrier_arrive_expect_tx(&smem.queries_full, Config::QUERY_BYTES);
+    uint64_t* const full = &smem.queries_full[queries_.index];
+    wait_barrier(&smem.queries_empty[queries_.index], queries_.phase ^ 1);
+    ptx::mbarrier_arrive_expect_tx(full, Config::QUERY_BYTES);
 #pragma unroll
     for (int column = 0; column < Config::NUM_COLUMN_BLOCKS; ++column) {
-      ptx::cp_async_bulk_tensor_4d_shared_global(smem.queries + column * Config::QUERY_COLUMN_BYTES,
-                                                 &params_.map_q, &smem.queries_full, column * 64, tile.row,
-                                                 tile.head, tile.batch);
+      ptx::cp_async_bulk_tensor_4d_shared_global(
+          smem.queries[queries_.index] + column * Config::QUERY_COLUMN_BYTES, query_map(params_), full,
+          column * 64, tile.row, tile.head, tile.batch);
     }
-    // Keys go one block ahead of values: their product comes first.
-    KeyBlock block, following;
-    bool has_block = walk.next(&block);
-    if (has_block) load_keys(tile, block);
-    while (has_block) {
-      const bool has_following = walk.next(&following);
-      if (has_following) load_keys(tile, following);
-      load_part(tile, block, true, smem.values[values_.slot], &smem.values_full[values_.slot],
-                &smem.values_empty[values_.slot], values_);
-      block = following;
-      has_block = has_following;
-    }
+    queries_.advance(NUM_QUERY_SLOTS);
   }
 
-  struct Stage {
-    int slot = 0;
-    uint32_t phase = 0;
-  };
-
-  __device__ __forceinline__ void load_keys(const QueryTile& tile, const KeyBlock& block) {
+  __device__ __forceinline__ void load_keys(const QueryTile& tile, const Block& block) {
     if (block.step > 0) await_panel(tile, block);
     AttentionStorage<Config>& smem = smem_.attention;
-    load_part(tile, block, false, smem.keys[keys_.slot], &smem.keys_full[keys_.slot],
-              &smem.keys_empty[keys_.slot], keys_);
+    wait_barrier(&smem.keys_empty[keys_.index], keys_.phase ^ 1);
+    smem_.blocks[keys_.index] = block;
+    load_part(tile, block, false, smem.keys[keys_.index], &smem.keys_full[keys_.index]);
+    keys_.advance(Config::NUM_STAGES);
+  }
+
+  __device__ __forceinline__ void load_values(const QueryTile& tile, const Block& block) {
+    AttentionStorage<Config>& smem = smem_.attention;
+    wait_barrier(&smem.values_empty[values_.index], values_.phase ^ 1);
+    load_part(tile, block, true, smem.values[values_.index], &smem.values_full[values_.index]);
+    values_.advance(Config::NUM_STAGES);
   }
 
   __device__ __forceinline__ int head_of(const QueryTile& tile) const {
     return tile.batch * params_.tiles.kv_heads + tile.kv_head;
   }
 
-  __device__ __forceinline__ void await_panel(const QueryTile& tile, const KeyBlock& block) {
+  __device__ __forceinline__ void await_panel(const QueryTile& tile, const Block& block) {
     const auto& panels = params_.panels;
     const int panel = block.index / panels.panel_blocks;
-    const int flag = panels.flag(slot_of(params_, block.step), head_of(tile), block.run, panel);
+    const int flag = panels.flag(slot_of(params_, block.step), head_of(tile), run_of(block), panel);
     if (flag == last_flag_) return;
     last_flag_ = flag;
     launch_.wait_flag(flag, DeviceRole::compute, DeviceObject::chunk, source_of(params_, block.step), flag);
@@ -121,65 +170,86 @@ class Producer {
     ptx::fence_proxy_async_global();
   }
 
-  // A block's keys or values, once their stage is free.
-  __device__ __forceinline__ void load_part(const QueryTile& tile, const KeyBlock& block, bool value,
-                                            uint8_t* to, uint64_t* full, uint64_t* empty, Stage& stage) {
-    wait_barrier(empty, stage.phase ^ 1);
+  // A block's keys or values, to a stage that is free.
+  __device__ __forceinline__ void load_part(const QueryTile& tile, const Block& block, bool value, uint8_t* to,
+                                            uint64_t* full) {
     ptx::mbarrier_arrive_expect_tx(full, Config::KEY_BYTES);
     if (block.step == 0) {
-      const int row =
-          params_.tiles.slices.first_row(params_.comm.rank, block.run) + block.index * Config::BLOCK_N;
+      const int row = first_row_of<Config>(params_, block);
 #pragma unroll
       for (int column = 0; column < Config::NUM_COLUMN_BLOCKS; ++column) {
         ptx::cp_async_bulk_tensor_4d_shared_global(to + column * Config::KEY_COLUMN_BYTES,
-                                                   value ? &params_.map_v : &params_.map_k, full, column * 64,
-                                                   row, tile.kv_head, tile.batch);
+                                                   key_map(params_, value), full, column * 64, row,
+                                                   tile.kv_head, tile.batch);
       }
     } else {
       const size_t offset =
-          params_.panels.offset(slot_of(params_, block.step), head_of(tile), block.run, block.index) +
+          params_.panels.offset(slot_of(params_, block.step), head_of(tile), run_of(block), block.index) +
           (value ? Config::KEY_BYTES : 0);
       ptx::cp_async_bulk_shared_global(to, launch_.area(params_.comm.rank, offset), Config::KEY_BYTES, full);
-    }
-    if (++stage.slot == Config::NUM_STAGES) {
-      stage.slot = 0;
-      stage.phase ^= 1;
     }
   }
 
   const RankLaunch& launch_;
   const Params& params_;
   Storage& smem_;
-  uint32_t queries_phase_ = 0;
-  Stage keys_, values_;
+  ItemCursor cursor_;
+  Slot queries_, keys_, values_;
   int last_flag_ = -1;
 };
 
 // ---------------------------------------------------------------- computing
 
-// The positions that a thread's two rows see.
-struct RowRanges {
-  int begin[2];
-  int end[2];
-};
-
-// Hides what the rows do not see of a block: a thread's columns are 8 j + 2 (lane % 4) and the next.
+// Hides what a thread's two rows do not see, all but [begin, end), of columns of which the first has the number
+// `first_column`. A thread has the columns 8 j + 2 (lane % 4) and the next.
 template <int NUM_LOGITS>
-__device__ __forceinline__ void mask_block(float (&logits)[NUM_LOGITS], const KeyBlock& block,
-                                           const RowRanges& ranges) {
-  const int first = block.position + threadIdx.x % 4 * 2;
+__device__ __forceinline__ void hide_columns(float (&logits)[NUM_LOGITS], int first_column,
+                                             const int (&begin)[2], const int (&end)[2]) {
+  const int first = first_column + threadIdx.x % 4 * 2;
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    const int begin = ranges.begin[row] - first, end = least(ranges.end[row], block.run_end) - first;
+    const int from = begin[row] - first, to = end[row] - first;
 #pragma unroll
     for (int i = 0; i < NUM_LOGITS; i += 4) {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const int column = i * 2 + j;
-        if (column < begin || column >= end) logits[i + 2 * row + j] = -INFINITY;
+        if (column < from || column >= to) logits[i + 2 * row + j] = -INFINITY;
       }
     }
   }
+}
+
+// What a thread's two rows, `row_in_tile` and 8 further on, see.
+template <class Params>
+class KeyMask {
+ public:
+  __device__ KeyMask(const Params& params, int row_in_tile) : params_(params), row_in_tile_(row_in_tile) {}
+
+  __device__ __forceinline__ void begin_tile(const QueryTile& tile) {
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      // Rows behind the tile's last see what that one sees; nothing is stored for them.
+      const int position = tile.position + least(row_in_tile_ + 8 * row, tile.num_rows - 1);
+      begin_[row] = params_.tiles.slices.visible_begin(position);
+      end_[row] = params_.tiles.slices.visible_end(position);
+    }
+  }
+  template <class Config, int NUM_LOGITS>
+  __device__ __forceinline__ void hide(float (&logits)[NUM_LOGITS], const KeyBlock& block) {
+    const int end[2] = {least(end_[0], block.run_end), least(end_[1], block.run_end)};
+    hide_columns(logits, block.position, begin_, end);
+  }
+
+ private:
+  const Params& params_;
+  const int row_in_tile_;
+  int begin_[2], end_[2];  // positions
+};
+
+template <class Params>
+__device__ __forceinline__ KeyMask<Params> key_mask(const Params& params, int row_in_tile) {
+  return {params, row_in_tile};
 }
 
 template <class Config, class Params>
@@ -194,6 +264,7 @@ __device__ __forceinline__ void store_tile(const Params& params, const QueryTile
     const bool is_row = at < tile.num_rows;
     // A query that sees nothing, or logits of -inf only, gets zeros.
     const bool is_none = rows.maximum[row] == -INFINITY;
+    const float factor = 1.0f / rows.sum[row];
     std::byte* const to = params.o + tile.batch * params.o_batch_bytes + tile.head * params.o_head_bytes +
                           (int64_t{tile.row} + at) * params.o_row_bytes;
 #pragma unroll
@@ -202,9 +273,7 @@ __device__ __forceinline__ void store_tile(const Params& params, const QueryTile
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const int first = 4 * (4 * i + j) + 2 * row;
-        words[j] = is_none
-                       ? 0
-                       : pack_pair<Element>(outputs[first] / rows.sum[row], outputs[first + 1] / rows.sum[row]);
+        words[j] = is_none ? 0 : pack_pair<Element>(outputs[first] * factor, outputs[first + 1] * factor);
       }
       transpose_quad(words);
       const int column = 8 * (4 * i + lane);
@@ -220,56 +289,68 @@ __device__ __forceinline__ void store_tile(const Params& params, const QueryTile
   }
 }
 
-template <class Config, class Params>
-__device__ __forceinline__ void consume(const Params& params, CudaStorage<Config>& smem, int warpgroup) {
-  constexpr float LN2 = 0.693147180559945309f;
-  AttentionConsumer<Config> attention(smem.attention, warpgroup, params.scale_log2, params.negate);
-  attention.begin();
-  const CudaSlices& slices = params.tiles.slices;
-  const int row_in_tile = warpgroup * 64 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
-  ItemCursor cursor;
-  while (true) {
-    const int item = take_item(smem.items, cursor);
-    if (item < 0) return;
-    const QueryTile tile = params.tiles.at(item);
-    const VisibleRange visible = visible_range(slices, tile.position, tile.position + tile.num_rows - 1);
-    KeyBlockWalk walk(slices, key_order(params), Config::BLOCK_N, visible);
-    const int num_blocks = walk.count();
-    KeyBlock block;
-    RowRanges ranges;
-#pragma unroll
-    for (int row = 0; row < 2; ++row) {
-      // Rows behind the tile's last see what that one sees; nothing is stored for them.
-      const int position = tile.position + least(row_in_tile + 8 * row, tile.num_rows - 1);
-      ranges.begin[row] = slices.visible_begin(position);
-      ranges.end[row] = slices.visible_end(position);
-    }
-    const Tracer tracer(params.comm.trace, TRACE_COMPUTE + warpgroup);
-    tracer.begin(TraceKind::compute, item);
-    float outputs[Config::HEAD_DIM / 2];
-    SoftmaxRows rows;
-    attention.attend(
-        num_blocks,
-        [&](auto& logits) {
-          walk.next(&block);
-          if (block.is_masked) mask_block(logits, block, ranges);
-        },
-        outputs, rows);
-    tracer.end();
-    tracer.begin(TraceKind::store, item);
-    store_tile<Config>(params, tile, row_in_tile, outputs, rows, params.scale_log2 * LN2);
-    tracer.end();
-  }
-}
+// A consumer warpgroup's tiles, as AttentionConsumer wants them.
+template <class Config, class Params, class Storage>
+class ConsumerTiles {
+ public:
+  using Mask = decltype(key_mask(std::declval<const Params&>(), 0));
 
-// One of `num_ctas` CTAs that compute, the last of which push before. With GREETS a warp of the first one meets
-// the other ranks.
-template <class Config, bool GREETS, class Params>
-__device__ __forceinline__ void run_compute_cta(const RankLaunch& launch, const Params& params,
-                                                CudaStorage<Config>& smem, int num_ctas) {
-  // 168 registers a thread at the start; what the producer's warpgroup gives back, the consumers get.
-  constexpr int NUM_PRODUCER_REGISTERS = 72;
-  constexpr int NUM_CONSUMER_REGISTERS = 216;
+  __device__ __forceinline__ ConsumerTiles(const Params& params, Storage& smem, int warpgroup)
+      : params_(params),
+        smem_(smem),
+        row_in_tile_(warpgroup * 64 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4),
+        tracer_(params.comm.trace, TRACE_COMPUTE + warpgroup),
+        mask_(key_mask(params, row_in_tile_)) {}
+
+  // Numbers that all threads have alike go through a shuffle: so the compiler knows it, too, and keeps what
+  // depends on them in uniform registers, stages and descriptors above all.
+  __device__ __forceinline__ int next() {
+    const bool is_first = item_ < 0;
+    tile_before_ = tile_;
+    item_before_ = item_;
+    item_ = __shfl_sync(~0u, await_item(smem_.items, cursor_), 0);
+    const TileWork work = smem_.tiles[cursor_.slot];
+    release_item(smem_.items, cursor_);
+    if (item_ < 0) return 0;
+    tile_ = work.tile;
+    mask_.begin_tile(tile_);
+    if (is_first) tracer_.begin(TraceKind::compute, item_);
+    return __shfl_sync(~0u, work.num_blocks, 0);
+  }
+  __device__ __forceinline__ auto block(int stage) const { return smem_.blocks[stage]; }
+  template <int NUM_LOGITS>
+  __device__ __forceinline__ void mask(float (&logits)[NUM_LOGITS], const typename Storage::Block& block) {
+    mask_.template hide<Config>(logits, block);
+  }
+  template <int NUM_OUTPUTS>
+  __device__ __forceinline__ void store(const float (&outputs)[NUM_OUTPUTS], const SoftmaxRows& rows) const {
+    constexpr float LN2 = 0.693147180559945309f;
+    tracer_.end();
+    tracer_.begin(TraceKind::store, item_before_);
+    store_tile<Config>(params_, tile_before_, row_in_tile_, outputs, rows, params_.scale_log2 * LN2);
+    tracer_.end();
+    if (item_ >= 0) tracer_.begin(TraceKind::compute, item_);
+  }
+
+ private:
+  const Params& params_;
+  Storage& smem_;
+  const int row_in_tile_;
+  const Tracer tracer_;
+  Mask mask_;
+  ItemCursor cursor_;
+  int item_ = -1, item_before_ = -1;
+  QueryTile tile_{}, tile_before_{};
+};
+
+// One of `num_ctas` CTAs that compute, the last of which push before. greet(): by a warp of the first one.
+template <class Config, class Params, class Storage, class Greet>
+__device__ __forceinline__ void run_compute_cta(const RankLaunch& launch, const Params& params, Storage& smem,
+                                                int num_ctas, Greet&& greet) {
+  // 168 registers a thread at the start; what the producer's warpgroup gives back, the consumers get. Of packed
+  // sequences it has more to keep: with 72 it spills.
+  constexpr int NUM_PRODUCER_REGISTERS = IsPacked<Params> ? 88 : 72;
+  constexpr int NUM_CONSUMER_REGISTERS = IsPacked<Params> ? 208 : 216;
   static_assert(128 * (168 - NUM_PRODUCER_REGISTERS) >= 256 * (NUM_CONSUMER_REGISTERS - 168));
   if (threadIdx.x == 0) storage_init(smem);
   __syncthreads();
@@ -282,15 +363,16 @@ __device__ __forceinline__ void run_compute_cta(const RankLaunch& launch, const 
       if (push_cta >= 0) {
         push_keys<Config>(launch, params, smem.push, smem.attention.keys[0], warp - 1, push_cta);
       }
-      if (GREETS && blockIdx.x == 0 && warp == 3) launch.greet();
+      if (blockIdx.x == 0 && warp == 3) greet();
     } else {
       if (push_cta >= 0) signal_keys<Config>(launch, params, smem.push);
-      if (threadIdx.x % 32 == 0) Producer<Config, Params>(launch, params, smem).run();
+      if (threadIdx.x % 32 == 0) Producer<Config, Params, Storage>(launch, params, smem).run();
       __syncwarp();
     }
   } else {
     ptx::setmaxnreg_inc<NUM_CONSUMER_REGISTERS>();
-    consume<Config>(params, smem, warpgroup);
+    ConsumerTiles<Config, Params, Storage> tiles(params, smem, warpgroup);
+    AttentionConsumer<Config>(smem.attention, warpgroup, params.scale_log2, params.negate).run(tiles);
   }
 }
 
@@ -301,7 +383,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   CudaStorage<Config>& smem = *reinterpret_cast<CudaStorage<Config>*>(smem_bytes);
   const RankLaunch launch(params.comm);
   launch.begin_cta();
-  run_compute_cta<Config, true>(launch, params, smem, gridDim.x);
+  run_compute_cta<Config>(launch, params, smem, gridDim.x, [&] { launch.greet(); });
   launch.end_cta();
 }
 
@@ -314,10 +396,10 @@ struct CudaKernelOf {
   int block_m;
   int block_n;
 };
-constexpr int NUM_CUDA_KERNELS = 2;  // head_dim up to 64, and up to 128
+// Of each of CUDA_TILES.
 template <class Params>
 struct CudaTableOf {
-  CudaKernelOf<Params> entries[NUM_CUDA_KERNELS];
+  CudaKernelOf<Params> entries[NUM_CUDA_TILES];
 };
 using CudaTable = CudaTableOf<CudaParams>;
 const CudaTable& cuda_kernels_bf16();
@@ -336,10 +418,14 @@ constexpr CudaKernelOf<CudaParams> cuda_kernel_entry() {
   return cuda_kernel_entry<Config>(ring_attention_kernel<Config>, sizeof(CudaStorage<Config>));
 }
 
+template <int TILE, int NUM_STAGES, class Element>
+struct ConfigOf : AttentionConfig<CUDA_TILES[TILE].head_dim, CUDA_TILES[TILE].block_n, NUM_STAGES, Element> {
+  static_assert(ConfigOf::BLOCK_M == CUDA_TILES[TILE].block_m);
+};
 template <class Element>
-using NarrowConfig = AttentionConfig<64, 128, 4, Element>;
+using NarrowConfig = ConfigOf<0, 4, Element>;
 template <class Element>
-using WideConfig = AttentionConfig<128, 128, 2, Element>;
+using WideConfig = ConfigOf<1, 2, Element>;
 
 template <class Element>
 const CudaTable& cuda_kernel_table() {

@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   const RankLaunch launch(params.comm);
   launch.begin_cta();
   if (static_cast<int>(blockIdx.x) < params.num_compute_ctas) {
-    run_compute_cta<Config, false>(launch, params, smem, params.num_compute_ctas);
+    run_compute_cta<Config>(launch, params, smem, params.num_compute_ctas, [] {});
   } else if (blockIdx.x + 1 == gridDim.x) {
     run_network_cta(launch, params);
   } else {

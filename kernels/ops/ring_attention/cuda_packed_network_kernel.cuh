@@ -10,10 +10,10 @@ namespace mk::ring_attention {
 
 // What a CTA's role has: one that forwards takes the place of the attention.
 template <class Config>
-struct NetworkRoom : CudaStorage<Config> {
+struct NetworkRoom : CudaStorage<Config, PackedBlock> {
+  static constexpr size_t COMPUTE_BYTES = sizeof(CudaStorage<Config, PackedBlock>);
   static constexpr size_t FORWARD_BYTES = sizeof(PushCtaStorage<Config::NUM_THREADS>);
-  static_assert(FORWARD_BYTES > sizeof(CudaStorage<Config>));
-  uint8_t rest[FORWARD_BYTES - sizeof(CudaStorage<Config>)];
+  uint8_t rest[FORWARD_BYTES > COMPUTE_BYTES ? FORWARD_BYTES - COMPUTE_BYTES : 1];
 };
 
 template <class Config>
