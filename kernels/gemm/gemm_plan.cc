@@ -135,6 +135,21 @@ double predict_one_wave_us(const GemmShape& shape, const GemmPlan& plan) {
   return FEW_ROWS_LAUNCH_US + overlapped_us(compute_us, memory_us(shape, plan)) + exchange_us;
 }
 
+// All tiles at once, each a CTA's or, in pairs, two of them a pair's.
+GemmPlan one_wave_plan_with(const GemmShape& shape, GemmTile tile, int num_split_ctas, bool in_pairs) {
+  const int rows = in_pairs ? 2 * tile.block_m : tile.block_m;
+  GemmPlan plan;
+  plan.block_m = tile.block_m;
+  plan.block_n = tile.block_n;
+  plan.num_split_ctas = num_split_ctas;
+  plan.in_pairs = in_pairs;
+  plan.num_workers =
+      static_cast<int>(std::max<int64_t>(1, ceil_divide(shape.m, rows) * ceil_divide(shape.n, plan.block_n)));
+  plan.group_m = std::max(1, 2048 / rows);
+  plan.predicted_us = predict_one_wave_us(shape, plan);
+  return plan;
+}
+
 }  // namespace
 
 int64_t gemm_plan_num_tiles(const GemmShape& shape, const GemmPlan& plan) {
@@ -172,27 +187,11 @@ GemmPlan gemm_plan_with(const GemmShape& shape, int num_sms, GemmTile tile, int 
 }
 
 GemmPlan gemm_split_plan_with(const GemmShape& shape, GemmTile tile, int num_split_ctas) {
-  GemmPlan plan;
-  plan.block_m = tile.block_m;
-  plan.block_n = tile.block_n;
-  plan.num_split_ctas = num_split_ctas;
-  plan.num_workers = static_cast<int>(std::max<int64_t>(1, gemm_plan_num_tiles(shape, plan)));
-  plan.group_m = std::max(1, 2048 / plan.block_m);
-  plan.predicted_us = predict_one_wave_us(shape, plan);
-  return plan;
+  return one_wave_plan_with(shape, tile, num_split_ctas, false);
 }
 
 GemmPlan gemm_pair_plan_with(const GemmShape& shape, GemmTile tile, int num_split_ctas) {
-  GemmPlan plan;
-  plan.block_m = tile.block_m;
-  plan.block_n = tile.block_n;
-  plan.num_split_ctas = num_split_ctas;
-  plan.in_pairs = true;
-  plan.num_workers = static_cast<int>(
-      std::max<int64_t>(1, ceil_divide(shape.m, 2 * plan.block_m) * ceil_divide(shape.n, plan.block_n)));
-  plan.group_m = std::max(1, 2048 / (2 * plan.block_m));
-  plan.predicted_us = predict_one_wave_us(shape, plan);
-  return plan;
+  return one_wave_plan_with(shape, tile, num_split_ctas, true);
 }
 
 GemmPlan gemm_split_plan(const GemmShape& shape, int num_sms, const GemmClusterLimits& limits) {
