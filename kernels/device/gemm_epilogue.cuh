@@ -68,7 +68,9 @@ struct alignas(2 * sizeof(Out)) Pair {
   Out x, y;
 };
 
-// In aligned rows two neighbours are read together; the last column of an odd n alone.
+// In aligned rows two neighbours are read together; the last column of an odd n alone. No branches: there would
+// be some for every two accumulators, and a kernel of so many is more than the compiler looks through (see
+// store_tile_rows()).
 template <class Out, int NUM_ACCUMULATORS>
 __device__ __forceinline__ void add_c(float (&accumulators)[NUM_ACCUMULATORS], const EpilogueParams& params,
                                       int row, int row_end, int column) {
@@ -77,16 +79,16 @@ __device__ __forceinline__ void add_c(float (&accumulators)[NUM_ACCUMULATORS], c
   for (int i = 0; i < NUM_ACCUMULATORS; i += 2) {
     const int m = row + 8 * (i / 2 % 2);
     const int n = column + 8 * (i / 4);
-    if (m >= row_end || n >= params.n) continue;
+    const bool has_first = m < row_end && n < params.n;
+    const bool has_second = m < row_end && n + 1 < params.n;
+    const bool is_pair = has_second && params.rows_aligned;
     const Out* source = c + m * params.ldc + n;
-    if (params.rows_aligned && n + 1 < params.n) {
-      const Pair<Out> pair = *reinterpret_cast<const Pair<Out>*>(source);
-      accumulators[i] += static_cast<float>(pair.x);
-      accumulators[i + 1] += static_cast<float>(pair.y);
-    } else {
-      accumulators[i] += static_cast<float>(source[0]);
-      if (n + 1 < params.n) accumulators[i + 1] += static_cast<float>(source[1]);
-    }
+    Pair<Out> pair = {Out(0.0f), Out(0.0f)};
+    if (is_pair) pair = *reinterpret_cast<const Pair<Out>*>(source);
+    if (has_first && !is_pair) pair.x = source[0];
+    if (has_second && !is_pair) pair.y = source[1];
+    accumulators[i] += static_cast<float>(pair.x);
+    accumulators[i + 1] += static_cast<float>(pair.y);
   }
 }
 
@@ -205,12 +207,17 @@ __device__ __forceinline__ void store_rows(float (&accumulators)[NUM_ACCUMULATOR
 }
 
 // One warp's 16 rows of a tile, the first at (m, n) of the output, as far as they lie before `m_end`.
+//
+// All its threads have `m` alike, and the vote tells the compiler. Around barriers and votes it must see that a
+// branch or a loop does not part a warp: if it does not, it takes the warp for parted from there to the end of
+// the loop over the tiles, and keeps the mainloop's stages and descriptors in vector registers, four moves
+// (R2UR) to a wgmma.
 template <int NUM_BUFFERS, int NUM_ACCUMULATORS>
 __device__ __forceinline__ void store_tile_rows(float (&accumulators)[NUM_ACCUMULATORS],
                                                 const EpilogueParams& params,
                                                 EpilogueBuffers<NUM_BUFFERS>& buffers, int m, int m_end,
                                                 int n) {
-  if (m >= m_end) return;
+  if (!__any_sync(~0u, m < m_end)) return;
   if (params.bias != nullptr) add_bias(accumulators, params, n + threadIdx.x % 4 * 2);
   if (params.out_type == GemmType::bf16) {
     store_rows<__nv_bfloat16>(accumulators, params, buffers, m, m_end, n);

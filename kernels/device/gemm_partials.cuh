@@ -44,14 +44,17 @@ __device__ __forceinline__ void partials_add(float (&accumulators)[NUM_ACCUMULAT
                                              const PartialsLayout& layout, void* workspace, int first_cta,
                                              int num_peers, int block, bool has_rows) {
   const int thread = threadIdx.x % 128;
-  for (int peer = thread; peer < num_peers; peer += 128) {
+  // By votes: see store_tile_rows().
+  for (int first = 0; first < num_peers; first += 128) {
+    const int peer = first + thread;
+    const bool has_peer = peer < num_peers;
     uint32_t* flag = layout.flag(workspace, first_cta + peer, block);
-    while (ptx::ld_acquire_gpu(flag) == 0) {
+    while (!__all_sync(~0u, !has_peer || ptx::ld_acquire_gpu(flag) != 0)) {
     }
-    ptx::st_relaxed_gpu(flag, 0);
+    if (has_peer) ptx::st_relaxed_gpu(flag, 0);
   }
   warpgroup_sync();
-  if (!has_rows) return;
+  if (!__any_sync(~0u, has_rows)) return;
   // As many as there are registers to receive them.
   constexpr int GROUP = NUM_ACCUMULATORS <= 64 ? 4 : 1;
   for (int group = 0; group < num_peers; group += GROUP) {

@@ -14,14 +14,36 @@ namespace mk {
 // last stage arrive: a barrier tells a phase from the next, but not from the next but one.
 constexpr int TURN_BARRIER = 4;
 
+// What a kernel does so that the compiler knows that a warp's threads have the walk through tiles alike, and
+// keeps stages and descriptors in uniform registers (see store_tile_rows()). Which of it is needed, and not too
+// much, shows in the kernel's code alone: R2UR between its HGMMA.
+//
+// In `next`: steps and the walk's end, with votes.
+template <class Work>
+__device__ __forceinline__ bool have_alike(bool has_work, Work* work) {
+  work->k_begin = __shfl_sync(~0u, work->k_begin, 0);
+  work->k_end = __shfl_sync(~0u, work->k_end, 0);
+  return __any_sync(~0u, has_work);
+}
+// Or, TilesAre::settled, at each tile's begin, its stage as well.
+
 // `next(&work)` walks the CTA's tiles, false after the last; the producer must walk the same.
 // `finish(work, block, accumulators)` takes the warpgroup's `block`-th 64 rows of a tile.
-template <class Config, class Work = TileWork, class Next, class Finish, class Deferred>
+template <class Config, class Work = TileWork, TilesAre TILES = TilesAre::plain, class Next, class Finish,
+          class Deferred>
 __device__ __forceinline__ void consumer_role(MainloopStorage<Config>& smem, int warpgroup, TraceBuffer* trace,
                                               Next&& next, Finish&& finish, Deferred& deferred) {
   StageCursor<Config::NUM_STAGES> stages;
   typename Config::Accumulators accumulators;
   const int first_block = Config::PING_PONG ? 0 : warpgroup * Config::NUM_ROW_BLOCKS;
+  const auto end_turn = [&] {
+    // With a number that is worked out the compiler keeps descriptors in vector registers.
+    if (warpgroup == 0) {
+      ptx::barrier_arrive(TURN_BARRIER + 1, 256);
+    } else {
+      ptx::barrier_arrive(TURN_BARRIER, 256);
+    }
+  };
   // Ping-pong: leaves `work`, which is the other warpgroup's, and its stages, and moves on to the tile after
   // it.
   const auto skip_tile = [&](Work* work) {
@@ -32,18 +54,26 @@ __device__ __forceinline__ void consumer_role(MainloopStorage<Config>& smem, int
   bool has_work = next(&work);
   if constexpr (Config::PING_PONG) {
     if (warpgroup == 1) {
-      ptx::barrier_arrive(TURN_BARRIER, 256);
+      end_turn();
       has_work = has_work && skip_tile(&work);
     }
   }
-  while (has_work) {
+  const auto settle = [&] {
+    if constexpr (TILES == TilesAre::plain) return has_work;
+    work.k_begin = __shfl_sync(~0u, work.k_begin, 0);
+    work.k_end = __shfl_sync(~0u, work.k_end, 0);
+    stages.stage = __shfl_sync(~0u, stages.stage, 0);
+    stages.phase = __shfl_sync(~0u, stages.phase, 0);
+    return __any_sync(~0u, has_work) != 0;
+  };
+  while (settle()) {
     if constexpr (Config::PING_PONG) ptx::barrier_sync(TURN_BARRIER + warpgroup, 256);
     const Tracer tracer(trace, TRACE_COMPUTE + warpgroup);
     tracer.begin(TraceKind::compute, trace_tile(work));
     Work next_work;
     bool has_next = false;
     const auto on_last_issued = [&] {
-      if constexpr (Config::PING_PONG) ptx::barrier_arrive(TURN_BARRIER + 1 - warpgroup, 256);
+      if constexpr (Config::PING_PONG) end_turn();
       // Finding the next tile takes 700 cycles of divisions, here hidden by the last products.
       has_next = next(&next_work);
     };
@@ -63,11 +93,11 @@ __device__ __forceinline__ void consumer_role(MainloopStorage<Config>& smem, int
   deferred.flush();
 }
 
-template <class Config, class Work = TileWork, class Next, class Finish>
+template <class Config, class Work = TileWork, TilesAre TILES = TilesAre::plain, class Next, class Finish>
 __device__ __forceinline__ void consumer_role(MainloopStorage<Config>& smem, int warpgroup, TraceBuffer* trace,
                                               Next&& next, Finish&& finish) {
   NothingDeferred nothing;
-  consumer_role<Config, Work>(smem, warpgroup, trace, next, finish, nothing);
+  consumer_role<Config, Work, TILES>(smem, warpgroup, trace, next, finish, nothing);
 }
 
 }  // namespace mk

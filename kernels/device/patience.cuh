@@ -39,6 +39,23 @@ class Patience {
     }
     return false;
   }
+  // The same by a whole warp, which it does not part (see store_tile_rows()); `wait`: the first lane's.
+  __device__ bool warp_goes_on(const WaitedFor& wait) {
+    __nanosleep(pause_ns_);
+    if (++num_looks_ % POLLS_PER_LOOK != 0) return true;
+    const bool leads = threadIdx.x % 32 == 0;
+    if (__any_sync(~0u, leads && launch_.stopped())) return false;
+    const uint64_t now = ptx::globaltimer();
+    if (ptx::ld_relaxed_sys(&comm_.state->entered_epoch) < launch_.epoch()) since_ = now;
+    if (!__any_sync(~0u, leads && now > since_ + comm_.wait_timeout_ns)) return true;
+    if (leads && launch_.report(DEVICE_TIMEOUT, wait.role, wait.object, wait.peer, wait.index)) {
+      comm_.mailbox->error.seen = wait.seen;
+      comm_.mailbox->error.expected = wait.expected;
+      launch_.publish_error();
+    }
+    __syncwarp();
+    return false;
+  }
 
  private:
   const RankLaunch& launch_;

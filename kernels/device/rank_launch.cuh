@@ -46,7 +46,12 @@ class RankLaunch {
     ptx::ld_acquire_sys(flag(comm_.rank, index));
     return true;
   }
-  // The same, but for the acquire, for who waits for several: a fence_acq_rel_sys() when all are there.
+  // The same by a whole warp, of which each lane that `waits` has a flag of its own: false for all alike. A
+  // loop for each lane would part the warp, which costs consumers dearly (see store_tile_rows()).
+  __device__ bool wait_flags(bool waits, int index, DeviceRole role, DeviceObject object, int peer,
+                             uint64_t object_index) const;
+  // The same as wait_flag(), but for the acquire, for who waits for several: a fence_acq_rel_sys() when all are
+  // there.
   __device__ bool see_flag(int index, DeviceRole role, DeviceObject object, int peer,
                            uint64_t object_index) const {
     const uint64_t* word = flag(comm_.rank, index);
@@ -172,9 +177,52 @@ __device__ inline bool RankLaunch::wait_slowly(const uint64_t* word, DeviceRole 
   return true;
 }
 
+__device__ inline bool RankLaunch::wait_flags(bool waits, int index, DeviceRole role, DeviceObject object,
+                                              int peer, uint64_t object_index) const {
+  const uint64_t* word = flag(comm_.rank, index);
+  const auto is_here = [&] { return !waits || ptx::ld_relaxed_sys(word) >= epoch_; };
+  bool has_come = true;
+  if (!__all_sync(~0u, is_here())) {
+    const Tracer tracer(comm_.trace, trace_track());
+    const uint64_t start = tracer.now();
+    uint64_t since = ptx::globaltimer();
+    uint32_t missing = 0;
+    int last_peer = peer;
+    for (int polls = 1; (missing = __ballot_sync(~0u, !is_here())) != 0; ++polls) {
+      last_peer = __shfl_sync(~0u, peer, __ffs(static_cast<int>(missing)) - 1);
+      __nanosleep(POLL_PAUSE_NS);
+      if (polls % POLLS_PER_LOOK != 0) continue;
+      if (__any_sync(~0u, threadIdx.x % 32 == 0 && stopped())) {
+        has_come = false;
+        break;
+      }
+      const bool are_all_in = ptx::ld_relaxed_sys(&comm_.state->entered_epoch) >= epoch_;
+      const uint64_t now = ptx::globaltimer();
+      if (!are_all_in) since = now;
+      const bool is_late = now > since + comm_.wait_timeout_ns && !is_here();
+      if (!__any_sync(~0u, is_late)) continue;
+      if (is_late && report(DEVICE_TIMEOUT, role, object, peer, object_index)) {
+        comm_.mailbox->error.seen = ptx::ld_relaxed_sys(word);
+        publish_error();
+      }
+      has_come = false;
+      break;
+    }
+    tracer.record(TraceKind::wait, start, static_cast<uint32_t>(object_index), last_peer);
+  }
+  if (waits && has_come) ptx::ld_acquire_sys(word);
+  __syncwarp();  // what each lane has acquired holds for all
+  return has_come;
+}
+
 __device__ inline void RankLaunch::enter() const {
   constexpr int NUM_WORDS = sizeof(EntryRecord) / 8;
   const int lane = threadIdx.x % 32;
+  // A predecessor that is still inside holds counts and areas of its own epoch.
+  if (lane == 0 && atomicExch(&comm_.state->running, 1u) != 0 &&
+      report(DEVICE_OVERLAP, DeviceRole::entry, DeviceObject::entry, comm_.rank, 0)) {
+    publish_error();
+  }
   const uint64_t* words = reinterpret_cast<const uint64_t*>(&comm_.entry);
   for (int rank = 0; rank < comm_.nranks; ++rank) {
     if (comm_.memory[rank] == nullptr) continue;
@@ -253,11 +301,6 @@ __device__ inline bool RankLaunch::wait_all_entered() const {
 __device__ inline void RankLaunch::begin_cta() const {
   if (threadIdx.x != 0) return;
   trace_enter(comm_.trace, epoch_, comm_.entry.op, comm_.flight_shape);
-  // A predecessor that is still inside holds counts and areas of its own epoch.
-  if (blockIdx.x == 0 && atomicExch(&comm_.state->running, 1u) != 0 &&
-      report(DEVICE_OVERLAP, DeviceRole::entry, DeviceObject::entry, comm_.rank, 0)) {
-    publish_error();
-  }
 }
 
 // The last CTA ends the epoch. What the others wrote is complete when the kernel is.

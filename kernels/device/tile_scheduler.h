@@ -23,6 +23,9 @@ struct TileWork {
   int ordinal;  // of the CTA's tiles; RankTileCursor alone counts
 };
 
+// Whether consumer_role() settles, tile by tile, that a warp's threads walk alike (gemm_roles.cuh).
+enum class TilesAre { plain, settled };
+
 // The first num_streamk_tiles, or the last, are cut into equal ranges of k-steps, one a worker; the rest are
 // whole tiles, dealt out round-robin. A worker walks its range from the end, so that it first computes what
 // another worker waits for, and waits only for workers of a lower index, which the hardware started no later:

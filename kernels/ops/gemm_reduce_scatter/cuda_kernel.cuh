@@ -130,12 +130,12 @@ __device__ __forceinline__ int partial_flag(const CudaParams& params, int source
 template <class Config>
 __device__ __forceinline__ void wait_partials(const RankLaunch& launch, const CudaParams& params, int tile,
                                               int slab) {
-  for (int source = threadIdx.x % 32; source < params.comm.nranks; source += 32) {
-    if (source == params.comm.rank) continue;
-    launch.wait_flag(partial_flag<Config>(params, source, tile, slab), DeviceRole::reduce,
-                     DeviceObject::partial, source, tile);
+  for (int first = 0; first < params.comm.nranks; first += 32) {
+    const int source = first + threadIdx.x % 32;
+    launch.wait_flags(source < params.comm.nranks && source != params.comm.rank,
+                      partial_flag<Config>(params, source, tile, slab), DeviceRole::reduce,
+                      DeviceObject::partial, source, tile);
   }
-  __syncwarp();
 }
 
 template <class Config>
@@ -200,8 +200,9 @@ __device__ __forceinline__ void finish_block(const RankLaunch& launch, const Cud
   const int slab = block * 4 + threadIdx.x / 32 % 4;
   const int row = place.row + slab * 16;
   const int row_end = rows_of(params, place.owner);
-  const bool has_rows = row < row_end;
-  const bool is_own = place.owner == rank;
+  // By votes: see store_tile_rows().
+  const bool has_rows = __any_sync(~0u, row < row_end);
+  const bool is_own = __any_sync(~0u, place.owner == rank);
   // Tiles are counted through the ring, though nothing of a reduce-scatter's own tile is staged.
   if (!params.is_direct) wait_staging(smem, work.ordinal);
   if (has_rows && params.is_direct) {
@@ -561,7 +562,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
         auto tiles = tile_cursor(params);
         consumer_role<Config>(
             smem.mainloop, warpgroup, params.comm.trace,
-            [&](TileWork* work) { return next_tile<Config>(params, tiles, work); },
+            [&](TileWork* work) { return have_alike(next_tile<Config>(params, tiles, work), work); },
             [&](const TileWork& work, int block, float(&accumulators)[Config::BLOCK_N / 2]) {
               finish_block<Config>(launch, params, smem, work, block, accumulators);
             });

@@ -102,10 +102,7 @@ class PacketWaits {
         object_(object),
         tile_(static_cast<uint64_t>(tile)) {}
   __device__ bool operator()(int source) {
-    bool goes_on = true;
-    if (threadIdx.x % 32 == 0)
-      goes_on = patience_.goes_on({role_, object_, source, tile_, launch_.epoch() - 1, launch_.epoch()});
-    return __shfl_sync(~0u, static_cast<int>(goes_on), 0) != 0;
+    return patience_.warp_goes_on({role_, object_, source, tile_, launch_.epoch() - 1, launch_.epoch()});
   }
 
  private:
@@ -265,7 +262,7 @@ __device__ __forceinline__ void finish_block(const RankLaunch& launch, const Tag
   const int slab = block * 4 + threadIdx.x / 32 % 4;
   const int row = place.row + slab * 16;
   const int row_end = rows_of(params, place.owner);
-  if (row >= row_end) return;
+  if (!__any_sync(~0u, row < row_end)) return;  // by a vote: see store_tile_rows()
   exchange_packets<Config>(launch, params, place, slab, accumulators);
   if (params.reduction != Reduction::one_shot) return;
   const Tracer tracer(params.comm.trace, TRACE_COMPUTE + threadIdx.x / 128);

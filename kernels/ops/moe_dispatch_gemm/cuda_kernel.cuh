@@ -95,7 +95,7 @@ __device__ __forceinline__ void finish_rows(const RankLaunch& launch, const Cuda
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
   const int row = work.row + block * 64 + warp % 4 * 16;
-  if (row >= work.row_end) return;
+  if (!__any_sync(~0u, row < work.row_end)) return;  // by a vote: see store_tile_rows()
   const auto* origins = reinterpret_cast<const int4*>(launch.area(params.comm.rank, params.layout.origin(row)));
   // From the L2: other SMs, and peers, have written it.
   const int4 words = __ldcg(origins + min(lane % 16, work.row_end - row - 1));
@@ -160,7 +160,7 @@ __device__ __forceinline__ void run_product_cta(const RankLaunch& launch, const 
       [&](int warpgroup) {
         const GroupedTiles tiles = tiles_of(params, tables, Config::BLOCK_M);
         GroupedTileCursor cursor(tiles, passes, blockIdx.x);
-        consumer_role<Config, GroupedTile>(
+        consumer_role<Config, GroupedTile, TilesAre::settled>(
             smem.mainloop, warpgroup, params.comm.trace, [&](GroupedTile* work) { return cursor.next(work); },
             [&](const GroupedTile& work, int block, float(&accumulators)[Config::BLOCK_N / 2]) {
               finish_rows<Config>(launch, params, smem, work, block, accumulators);

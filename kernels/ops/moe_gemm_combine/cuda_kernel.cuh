@@ -149,7 +149,8 @@ __device__ __forceinline__ void run_product_cta(const RankLaunch& launch, const 
         const GroupedTiles tiles = tiles_of(params, tables, Config::BLOCK_M);
         GroupedTileCursor cursor(tiles, passes, blockIdx.x);
         consumer_role<Config, GroupedTile>(
-            smem.mainloop, warpgroup, params.comm.trace, [&](GroupedTile* work) { return cursor.next(work); },
+            smem.mainloop, warpgroup, params.comm.trace,
+            [&](GroupedTile* work) { return have_alike(cursor.next(work), work); },
             [&](const GroupedTile& work, int block, float(&accumulators)[Config::BLOCK_N / 2]) {
               finish_rows<Config>(params, storage, work, block, accumulators);
             });

@@ -1,0 +1,75 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Says of every loop around wgmmas in a CUDA object, library or cubin how many instructions it has, and how many of
+them are R2UR: moves of descriptors that the compiler has kept in vector registers, because it does not know that a
+warp stays together. There should be none, or two, where the product is in a hurry. Also the kernel's BRA.DIV: places
+where it takes a warp for parted.
+
+    tools/mainloop_sass.py [--cuobjdump PROGRAM] FILE...
+"""
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+
+
+# Longer loops are walks through tiles, not mainloops.
+MOST_INSTRUCTIONS = 3000
+
+
+def kernels(text):
+    """The instructions of each kernel, as (address, text)."""
+    for part in text.split("Function : ")[1:]:
+        name, _, body = part.partition("\n")
+        found = re.findall(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?);", body, re.M)
+        yield name.strip(), [(int(address, 16), instruction) for address, instruction in found]
+
+
+def wgmma_loops(instructions):
+    """The innermost loops that have a wgmma: (first, last) index of each."""
+    index = {address: i for i, (address, _) in enumerate(instructions)}
+    loops = []
+    for i, (address, instruction) in enumerate(instructions):
+        branch = re.search(r"\bBRA (?:!?U?P\w+, )?(0x[0-9a-f]+)", instruction)
+        target = int(branch.group(1), 16) if branch else address + 1
+        if target < address and target in index:
+            loop = (index[target], i)
+            if any("HGMMA" in text for _, text in instructions[loop[0] : i]):
+                loops.append(loop)
+    return [a for a in loops if not any(b != a and a[0] <= b[0] and b[1] <= a[1] for b in loops)]
+
+
+def demangled(name):
+    program = shutil.which("c++filt")
+    if program is None:
+        return name
+    return subprocess.run([program, name], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--cuobjdump", default="cuobjdump", help="of the CUDA toolkit (default: the one in PATH)")
+    parser.add_argument("files", nargs="+", metavar="FILE")
+    arguments = parser.parse_args()
+    if shutil.which(arguments.cuobjdump) is None:
+        sys.exit(f"mainloop_sass: no program {arguments.cuobjdump}; it comes with the CUDA toolkit: --cuobjdump PATH")
+    for file in arguments.files:
+        run = subprocess.run([arguments.cuobjdump, "-sass", file], capture_output=True, text=True)
+        if run.returncode != 0:
+            sys.exit(f"mainloop_sass: {file}: {run.stderr.strip()}")
+        for name, instructions in kernels(run.stdout):
+            parted = sum("BRA.DIV" in text for _, text in instructions)
+            for first, last in wgmma_loops(instructions):
+                loop = [text for _, text in instructions[first : last + 1]]
+                if len(loop) > MOST_INSTRUCTIONS:
+                    continue
+                counts = [sum(word in text for text in loop) for word in ("HGMMA", "R2UR")]
+                print(
+                    f"{len(loop)} instructions, {counts[0]} HGMMA, {counts[1]} R2UR; "
+                    f"{parted} BRA.DIV in {demangled(name)}"
+                )
+
+
+if __name__ == "__main__":
+    main()
