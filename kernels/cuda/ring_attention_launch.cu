@@ -29,9 +29,7 @@ cudaError_t prepare_table(const CudaTableOf<Params>& table) {
 
 template <class Params>
 const CudaKernelOf<Params>& kernel_of(const CudaTableOf<Params>& table, const RingAttentionPlan& plan) {
-  int at = 0;
-  while (at + 1 < NUM_CUDA_TILES && table.entries[at].head_dim != plan.head_dim) ++at;
-  return table.entries[at];
+  return table.entries[plan.tile];
 }
 
 // What kernels of packed sequences have, too. `rows`: of this rank.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 
 #include "kernels/device/rank_comm.h"
 #include "kernels/operator_names.h"
@@ -86,6 +87,56 @@ int forward_ctas(const RingAttentionCall& call, const TopologyView& nodes, int64
       std::clamp<int64_t>(std::min(by_rate, bytes / LEAST_BYTES_PER_FORWARD_CTA), 1, MOST_FORWARD_CTAS);
   const int64_t chosen = call.tuning.receive_ctas > 0 ? call.tuning.receive_ctas : wanted;
   return static_cast<int>(std::clamp<int64_t>(chosen, 1, num_sms - (LEAST_CTAS_BETWEEN_NODES - 1)));
+}
+
+// What a tile of queries takes on its SM, in us at 1.9 GHz, fitted to one H200 (docs/performance.md); only the
+// ratio of two tiles matters.
+double tile_us(const CudaTile& tile, double blocks, bool has_masks) {
+  return tile.block_m == 128 ? 2.0 + 1.19 * blocks : (has_masks ? 5.1 : 2.6) + 1.44 * blocks;
+}
+
+// A rank's tiles of queries on so many SMs. Of packed sequences as if all were as long.
+double predicted_us(const RingAttentionCall& call, const CudaSlices& slices, int rank, const CudaTile& tile,
+                    int num_sms) {
+  const double heads = static_cast<double>(call.batch) * call.heads;
+  const double sequences = std::max(1, call.num_sequences);
+  const bool has_masks = slices.causal || call.num_sequences > 0;
+  double sum_us = 0, num_tiles = 0, longest_us = 0;
+  for (int run = 0; run < slices.num_runs(); ++run) {
+    const double rows = slices.count(rank, run), begin = slices.begin(rank, run);
+    if (rows <= 0) continue;
+    const double tiles = std::ceil(rows / tile.block_m) * heads;
+    // Keys that the queries see, on average and at most, and half a block that they see a part of.
+    const double most_keys = (slices.causal ? begin + rows : call.seq) / sequences;
+    const double keys = slices.causal ? (begin + (rows + tile.block_m) / 2) / sequences : most_keys;
+    sum_us += tiles * tile_us(tile, keys / tile.block_n + 0.5, has_masks);
+    num_tiles += tiles;
+    longest_us = std::max(longest_us, tile_us(tile, most_keys / tile.block_n + 0.5, has_masks));
+  }
+  if (num_tiles == 0) return 0;
+  // Tiles alike come in waves; others fill up what is left, but for half of the longest.
+  if (!slices.causal) return std::ceil(num_tiles / num_sms) * (sum_us / num_tiles);
+  return std::max(sum_us / num_sms + longest_us / 2, longest_us);
+}
+
+// Which of CUDA_TILES: what the caller wants, or what is estimated to be done first.
+Result<int> choose_tile(const RingAttentionCall& call, const CudaSlices& slices, int rank, int num_sms) {
+  const int head_dim = call.dim <= 64 ? 64 : 128;
+  int best = -1;
+  double best_us = 0;
+  for (int i = 0; i < NUM_CUDA_TILES; ++i) {
+    const CudaTile& tile = CUDA_TILES[i];
+    if (tile.head_dim != head_dim) continue;
+    if (call.tuning.tile_m > 0 && call.tuning.tile_m != tile.block_m) continue;
+    const double us = predicted_us(call, slices, rank, tile, num_sms);
+    if (best < 0 || us < best_us) {
+      best = i;
+      best_us = us;
+    }
+  }
+  if (best >= 0) return best;
+  return unsupported(call, format("tuning: there is no tile of tile_m=%d for dim=%d; 0 chooses one",
+                                  call.tuning.tile_m, call.dim));
 }
 
 // A forward call's panels between nodes, of packed sequences both their own and, `one`, as if they were one.
@@ -296,10 +347,12 @@ Result<RingAttentionPlan> ring_attention_plan(const RingAttentionCall& call, int
                                               const TopologyView* nodes) {
   MK_RETURN_IF_ERROR(check_cuda_call(call));
   const bool is_packed = call.num_sequences > 0, is_zigzag = call.causal == MK_CAUSAL_ZIGZAG;
-  const CudaTile& tile = CUDA_TILES[call.dim <= CUDA_TILES[0].head_dim ? 0 : 1];
+  const Result<int> chosen = choose_tile(call, cuda_slices(call, nranks, is_zigzag), rank, num_sms);
+  if (!chosen.ok()) return chosen.status();
+  const CudaTile& tile = CUDA_TILES[chosen.value()];
   RingAttentionPlan plan{};
   plan.plan = MK_PLAN_INIT;
-  plan.head_dim = tile.head_dim;
+  plan.tile = chosen.value();
   // Of packed sequences as if they were one: a plan looks at no pointer.
   plan.tiles = {cuda_slices(call, nranks, is_zigzag), rank,        static_cast<int>(call.batch), call.heads,
                 std::max(1, call.kv_heads),           tile.block_m};

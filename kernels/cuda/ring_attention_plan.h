@@ -23,7 +23,7 @@ struct PackedPlan {
 
 struct RingAttentionPlan {
   mk_plan_t plan;
-  int head_dim = 0;  // of the kernel: 64 or 128
+  int tile = 0;  // of ring_attention::CUDA_TILES
   ring_attention::QueryTiles tiles;
   ring_attention::KeyPanels panels;
   int num_push_ctas = 0;

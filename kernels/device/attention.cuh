@@ -17,15 +17,15 @@
 namespace mk {
 
 // HEAD_DIM is 64 or 128; smaller heads are padded with zeros by TMA.
-template <int HEAD_DIM_, int BLOCK_N_, int NUM_STAGES_, class Element_>
+template <int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int NUM_STAGES_, class Element_>
 struct AttentionConfig {
   using Element = Element_;
   static constexpr int HEAD_DIM = HEAD_DIM_;
+  static constexpr int BLOCK_M = BLOCK_M_;  // queries
   static constexpr int BLOCK_N = BLOCK_N_;  // keys
   static constexpr int NUM_STAGES = NUM_STAGES_;
-  static constexpr int NUM_CONSUMER_WARPGROUPS = 2;
+  static constexpr int NUM_CONSUMER_WARPGROUPS = BLOCK_M / 64;
   static constexpr int NUM_CONSUMER_WARPS = 4 * NUM_CONSUMER_WARPGROUPS;
-  static constexpr int BLOCK_M = 64 * NUM_CONSUMER_WARPGROUPS;  // queries
   static constexpr int NUM_THREADS = 128 * (NUM_CONSUMER_WARPGROUPS + 1);
   // In shared memory a tile is blocks of 64 columns, one behind the other: rows of 128 bytes, swizzled.
   static constexpr int NUM_COLUMN_BLOCKS = HEAD_DIM / 64;

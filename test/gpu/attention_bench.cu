@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Times of ring attention between GPUs, and of as much attention on one rank alone, on all GPUs at once.
 //
-//   attention_bench RANKS BATCH,SEQ,HEADS,KV_HEADS,DIM,CAUSAL[,COPY_CTAS] ...     CAUSAL: 0 none, 1 contiguous,
-//   2 zigzag. SEQ is over all ranks; alone it is such that there is as much to compute. Times are those of the
-//   slowest rank, operations those that the mask leaves.
+//   attention_bench RANKS BATCH,SEQ,HEADS,KV_HEADS,DIM,CAUSAL[,COPY_CTAS[,TILE_M]] ...     CAUSAL: 0 none,
+//   1 contiguous, 2 zigzag. SEQ is over all ranks; alone it is such that there is as much to compute. Times are
+//   those of the slowest rank, operations those that the mask leaves.
 #include <cmath>
 #include <cstring>
 
@@ -15,7 +15,7 @@ using namespace operators;
 
 struct Shape {
   long long batch, seq;
-  int heads, kv_heads, dim, causal, copy_ctas;
+  int heads, kv_heads, dim, causal, copy_ctas, tile_m;
 };
 
 mk_ring_attention_args_t arguments(const Shape& shape, long long seq, const mk_tuning_t* tuning) {
@@ -50,6 +50,7 @@ void run_shape(Rank& rank, const Shape& shape) {
   require_cuda(cudaStreamSynchronize(rank.stream), "filling");
   mk_tuning_t tuning = MK_TUNING_INIT;
   tuning.copy_ctas = shape.copy_ctas;
+  tuning.tile_m = shape.tile_m;
   const auto timed = [&](mk_comm_t comm, long long seq) {
     mk_ring_attention_args_t args = arguments(shape, seq, &tuning);
     args.q = q.data, args.k = k.data, args.v = v.data, args.o = o.data;
@@ -84,14 +85,15 @@ void run_shape(Rank& rank, const Shape& shape) {
 
 int main(int argc, char** argv) {
   if (argc < 3) {
-    std::fprintf(stderr, "usage: %s RANKS BATCH,SEQ,HEADS,KV_HEADS,DIM,CAUSAL[,COPY_CTAS] ...\n", argv[0]);
+    std::fprintf(stderr, "usage: %s RANKS BATCH,SEQ,HEADS,KV_HEADS,DIM,CAUSAL[,COPY_CTAS[,TILE_M]] ...\n",
+                 argv[0]);
     return 2;
   }
   std::vector<Shape> shapes;
   for (int i = 2; i < argc; ++i) {
     Shape shape{};
-    if (std::sscanf(argv[i], "%lld,%lld,%d,%d,%d,%d,%d", &shape.batch, &shape.seq, &shape.heads,
-                    &shape.kv_heads, &shape.dim, &shape.causal, &shape.copy_ctas) < 6) {
+    if (std::sscanf(argv[i], "%lld,%lld,%d,%d,%d,%d,%d,%d", &shape.batch, &shape.seq, &shape.heads,
+                    &shape.kv_heads, &shape.dim, &shape.causal, &shape.copy_ctas, &shape.tile_m) < 6) {
       std::fprintf(stderr, "%s: not a shape\n", argv[i]);
       return 2;
     }

@@ -219,6 +219,41 @@ TEST_CASE("an arena for maxima holds every call within them") {
   }
 }
 
+TEST_CASE("many long rows have wide tiles of queries, and a caller has the tile that it wants") {
+  RingAttentionCall call;
+  call.op = MK_OPERATOR_RING_ATTENTION;
+  call.batch = 4;
+  call.heads = call.kv_heads = 16;
+  call.dim = 64;
+  const auto tile_of = [&](int64_t seq, int nranks) {
+    call.seq = seq;
+    auto plan = ring_attention_plan(call, nranks - 1, nranks, 132);
+    REQUIRE(plan.ok());
+    CHECK(CUDA_TILES[plan->tile].block_m == plan->plan.tile_m);
+    CHECK(CUDA_TILES[plan->tile].head_dim == (call.dim <= 64 ? 64 : 128));
+    CHECK(plan->tiles.block_m == plan->plan.tile_m);
+    return plan->plan.tile_m;
+  };
+  for (const int nranks : {1, 2, 8}) {
+    CHECK(tile_of(512 * nranks, nranks) == 128);
+    CHECK(tile_of(6144 * nranks, nranks) == 192);
+    CHECK(tile_of(0, nranks) > 0);
+  }
+  call.causal = MK_CAUSAL_ZIGZAG;
+  CHECK(tile_of(1024, 1) == 128);
+  CHECK(tile_of(6144, 1) == 192);
+  call.tuning.tile_m = 192;
+  CHECK(tile_of(300, 3) == 192);
+  call.tuning.tile_m = 128;
+  CHECK(tile_of(6144, 1) == 128);
+  call.dim = 128;
+  CHECK(tile_of(6144, 1) == 128);
+  call.tuning.tile_m = 192;
+  const auto refused = ring_attention_plan(call, 0, 1, 132);
+  REQUIRE_FALSE(refused.ok());
+  CHECK(refused.status().sentence().find("there is no tile of tile_m=192 for dim=128") != std::string::npos);
+}
+
 TEST_CASE("what is not built for GPUs is refused in words") {
   RingAttentionCall call;
   call.op = MK_OPERATOR_RING_ATTENTION;

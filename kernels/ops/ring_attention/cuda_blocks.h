@@ -15,14 +15,17 @@ namespace mk::ring_attention {
 MK_HOST_DEVICE constexpr int least(int a, int b) { return a < b ? a : b; }
 MK_HOST_DEVICE constexpr int most(int a, int b) { return a > b ? a : b; }
 
-// What kernels are built for, of heads up to so wide: queries of a tile, keys of a block.
+// What kernels are built for, of heads up to so wide: queries of a tile, keys of a block, blocks in shared
+// memory. A rank chooses its tiles of queries for itself; blocks of keys travel, so heads as wide have them
+// alike.
 struct CudaTile {
   int head_dim;
   int block_m;
   int block_n;
+  int num_stages;
 };
-constexpr CudaTile CUDA_TILES[] = {{64, 128, 128}, {128, 128, 128}};
-constexpr int NUM_CUDA_TILES = 2;
+constexpr CudaTile CUDA_TILES[] = {{64, 128, 128, 4}, {64, 192, 128, 4}, {128, 128, 128, 2}};
+constexpr int NUM_CUDA_TILES = 3;
 
 // Which positions a rank holds, 32 bits wide and without divisions: what schedule.h's Slices says.
 struct CudaSlices {

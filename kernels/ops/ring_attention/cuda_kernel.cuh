@@ -238,7 +238,10 @@ class KeyMask {
   template <class Config, int NUM_LOGITS>
   __device__ __forceinline__ void hide(float (&logits)[NUM_LOGITS], const KeyBlock& block) {
     const int end[2] = {least(end_[0], block.run_end), least(end_[1], block.run_end)};
-    hide_columns(logits, block.position, begin_, end);
+    // Most warps of a tile see all of most blocks that not all its queries see all of.
+    const int block_end = block.position + Config::BLOCK_N;
+    const bool hides = most(begin_[0], begin_[1]) > block.position || least(end[0], end[1]) < block_end;
+    if (__any_sync(~0u, hides)) hide_columns(logits, block.position, begin_, end);
   }
 
  private:
@@ -343,20 +346,26 @@ class ConsumerTiles {
   QueryTile tile_{}, tile_before_{};
 };
 
+// What the producer's warpgroup gives back of its registers, the consumers get.
+template <class Config, bool IS_PACKED>
+struct CudaRegisters {
+  static constexpr bool HAS_THREE = Config::NUM_CONSUMER_WARPGROUPS == 3;
+  // Of packed sequences it has more to keep: with 72 it spills.
+  static constexpr int PRODUCER = HAS_THREE ? 32 : IS_PACKED ? 88 : 72;
+  static constexpr int CONSUMER = HAS_THREE ? 160 : IS_PACKED ? 208 : 216;
+  static_assert(128 * (PRODUCER + Config::NUM_CONSUMER_WARPGROUPS * CONSUMER) <= 65536);
+};
+
 // One of `num_ctas` CTAs that compute, the last of which push before. greet(): by a warp of the first one.
 template <class Config, class Params, class Storage, class Greet>
 __device__ __forceinline__ void run_compute_cta(const RankLaunch& launch, const Params& params, Storage& smem,
                                                 int num_ctas, Greet&& greet) {
-  // 168 registers a thread at the start; what the producer's warpgroup gives back, the consumers get. Of packed
-  // sequences it has more to keep: with 72 it spills.
-  constexpr int NUM_PRODUCER_REGISTERS = IsPacked<Params> ? 88 : 72;
-  constexpr int NUM_CONSUMER_REGISTERS = IsPacked<Params> ? 208 : 216;
-  static_assert(128 * (168 - NUM_PRODUCER_REGISTERS) >= 256 * (NUM_CONSUMER_REGISTERS - 168));
+  using Registers = CudaRegisters<Config, IsPacked<Params>>;
   if (threadIdx.x == 0) storage_init(smem);
   __syncthreads();
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
   if (warpgroup == Config::NUM_CONSUMER_WARPGROUPS) {
-    ptx::setmaxnreg_dec<NUM_PRODUCER_REGISTERS>();
+    ptx::setmaxnreg_dec<Registers::PRODUCER>();
     const int warp = __shfl_sync(~0u, threadIdx.x % 128 / 32, 0);
     const int push_cta = static_cast<int>(blockIdx.x) - (num_ctas - params.num_push_ctas);
     if (warp > 0) {
@@ -370,7 +379,7 @@ __device__ __forceinline__ void run_compute_cta(const RankLaunch& launch, const 
       __syncwarp();
     }
   } else {
-    ptx::setmaxnreg_inc<NUM_CONSUMER_REGISTERS>();
+    ptx::setmaxnreg_inc<Registers::CONSUMER>();
     ConsumerTiles<Config, Params, Storage> tiles(params, smem, warpgroup);
     AttentionConsumer<Config>(smem.attention, warpgroup, params.scale_log2, params.negate).run(tiles);
   }
@@ -418,19 +427,15 @@ constexpr CudaKernelOf<CudaParams> cuda_kernel_entry() {
   return cuda_kernel_entry<Config>(ring_attention_kernel<Config>, sizeof(CudaStorage<Config>));
 }
 
-template <int TILE, int NUM_STAGES, class Element>
-struct ConfigOf : AttentionConfig<CUDA_TILES[TILE].head_dim, CUDA_TILES[TILE].block_n, NUM_STAGES, Element> {
-  static_assert(ConfigOf::BLOCK_M == CUDA_TILES[TILE].block_m);
-};
-template <class Element>
-using NarrowConfig = ConfigOf<0, 4, Element>;
-template <class Element>
-using WideConfig = ConfigOf<1, 2, Element>;
+template <int TILE, class Element>
+struct ConfigOf : AttentionConfig<CUDA_TILES[TILE].head_dim, CUDA_TILES[TILE].block_m, CUDA_TILES[TILE].block_n,
+                                  CUDA_TILES[TILE].num_stages, Element> {};
 
 template <class Element>
 const CudaTable& cuda_kernel_table() {
-  static const CudaTable table{
-      {cuda_kernel_entry<NarrowConfig<Element>>(), cuda_kernel_entry<WideConfig<Element>>()}};
+  static const CudaTable table{{cuda_kernel_entry<ConfigOf<0, Element>>(),
+                                cuda_kernel_entry<ConfigOf<1, Element>>(),
+                                cuda_kernel_entry<ConfigOf<2, Element>>()}};
   return table;
 }
 

@@ -267,12 +267,17 @@ __device__ __forceinline__ void forward_keys(const RankLaunch& launch, const Par
   }
 }
 
-// A CTA that forwards: all of its warps but the last, which signals. Notes are flags of panels, whose blocks
+// There is room for the pieces of so many threads' warps.
+constexpr int MOST_FORWARD_THREADS = 384;
+template <class Config>
+using ForwardStorage = PushCtaStorage<least(Config::NUM_THREADS, MOST_FORWARD_THREADS)>;
+
+// A CTA that forwards: all of these warps but the last, which signals. Notes are flags of panels, whose blocks
 // are counted.
 template <class Config, HasNodes Params>
 __device__ __forceinline__ void run_forward_cta(const RankLaunch& launch, const Params& params,
                                                 uint8_t* smem_bytes) {
-  using Storage = PushCtaStorage<Config::NUM_THREADS>;
+  using Storage = ForwardStorage<Config>;
   static_assert(2 * Config::KEY_BYTES % PUSH_CTA_PIECE_BYTES == 0);
   Storage& storage = *reinterpret_cast<Storage*>(smem_bytes);
   push_cta_init(storage);
@@ -284,6 +289,7 @@ __device__ __forceinline__ void run_forward_cta(const RankLaunch& launch, const 
     notes.end();
     return;
   }
+  if (warp > Storage::NUM_WARPS) return;
   const auto& panels = params.panels;
   const auto run_of = [&](int flag) { return flag / panels.run_panels % panels.num_runs; };
   send_signals(

@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
 
 template <class Config>
 constexpr CudaKernelOf<NetworkParams> cuda_network_kernel_entry() {
-  constexpr size_t FORWARD_BYTES = sizeof(PushCtaStorage<Config::NUM_THREADS>);
+  constexpr size_t FORWARD_BYTES = sizeof(ForwardStorage<Config>);
   static_assert(FORWARD_BYTES <= 227 * 1024);
   return cuda_kernel_entry<Config>(ring_attention_network_kernel<Config>,
                                    std::max(sizeof(CudaStorage<Config>), FORWARD_BYTES));
@@ -41,8 +41,9 @@ constexpr CudaKernelOf<NetworkParams> cuda_network_kernel_entry() {
 
 template <class Element>
 const NetworkTable& cuda_network_kernel_table() {
-  static const NetworkTable table{
-      {cuda_network_kernel_entry<NarrowConfig<Element>>(), cuda_network_kernel_entry<WideConfig<Element>>()}};
+  static const NetworkTable table{{cuda_network_kernel_entry<ConfigOf<0, Element>>(),
+                                   cuda_network_kernel_entry<ConfigOf<1, Element>>(),
+                                   cuda_network_kernel_entry<ConfigOf<2, Element>>()}};
   return table;
 }
 

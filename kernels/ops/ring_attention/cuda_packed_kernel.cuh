@@ -114,8 +114,9 @@ constexpr PackedKernel packed_kernel_entry() {
 
 template <class Element>
 const PackedTable& cuda_packed_kernel_table() {
-  static const PackedTable table{
-      {packed_kernel_entry<NarrowConfig<Element>>(), packed_kernel_entry<WideConfig<Element>>()}};
+  static const PackedTable table{{packed_kernel_entry<ConfigOf<0, Element>>(),
+                                  packed_kernel_entry<ConfigOf<1, Element>>(),
+                                  packed_kernel_entry<ConfigOf<2, Element>>()}};
   return table;
 }
 

@@ -12,7 +12,7 @@ namespace mk::ring_attention {
 template <class Config>
 struct NetworkRoom : CudaStorage<Config, PackedBlock> {
   static constexpr size_t COMPUTE_BYTES = sizeof(CudaStorage<Config, PackedBlock>);
-  static constexpr size_t FORWARD_BYTES = sizeof(PushCtaStorage<Config::NUM_THREADS>);
+  static constexpr size_t FORWARD_BYTES = sizeof(ForwardStorage<Config>);
   uint8_t rest[FORWARD_BYTES > COMPUTE_BYTES ? FORWARD_BYTES - COMPUTE_BYTES : 1];
 };
 
@@ -67,8 +67,9 @@ constexpr PackedNetworkKernel packed_network_kernel_entry() {
 
 template <class Element>
 const PackedNetworkTable& cuda_packed_network_kernel_table() {
-  static const PackedNetworkTable table{{packed_network_kernel_entry<NarrowConfig<Element>>(),
-                                         packed_network_kernel_entry<WideConfig<Element>>()}};
+  static const PackedNetworkTable table{{packed_network_kernel_entry<ConfigOf<0, Element>>(),
+                                         packed_network_kernel_entry<ConfigOf<1, Element>>(),
+                                         packed_network_kernel_entry<ConfigOf<2, Element>>()}};
   return table;
 }
 

@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
 template <class Config>
 constexpr CudaKernelOf<NetworkParams> cuda_network_kernel_entry() {
   constexpr size_t NUM_BYTES =
-      std::max(sizeof(CudaStorage<Config>), sizeof(PushCtaStorage<Config::NUM_THREADS>));
+      std::max(sizeof(CudaStorage<Config>), sizeof(ring_attention::ForwardStorage<Config>));
   static_assert(NUM_BYTES <= 227 * 1024);
   return cuda_kernel_entry<Config>(ring_attention_backward_network_kernel<Config>, NUM_BYTES);
 }

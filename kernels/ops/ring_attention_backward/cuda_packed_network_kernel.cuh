@@ -12,7 +12,7 @@ namespace mk::ring_attention_backward {
 template <class Config>
 struct PackedNetworkStorage : PackedCudaStorage<Config, PackedNetworkParams> {
   // A CTA that forwards has its room where others have the attention's.
-  static_assert(sizeof(PushCtaStorage<Config::NUM_THREADS>) <= sizeof(JointGradientStorage<Config>));
+  static_assert(sizeof(ring_attention::ForwardStorage<Config>) <= sizeof(JointGradientStorage<Config>));
   ring_attention::PanelNeeds needs;
 };
 
