@@ -69,8 +69,7 @@ struct alignas(2 * sizeof(Out)) Pair {
 };
 
 // In aligned rows two neighbours are read together; the last column of an odd n alone. No branches: there would
-// be some for every two accumulators, and a kernel of so many is more than the compiler looks through (see
-// store_tile_rows()).
+// be some for every two accumulators, a fifth of a kernel's code.
 template <class Out, int NUM_ACCUMULATORS>
 __device__ __forceinline__ void add_c(float (&accumulators)[NUM_ACCUMULATORS], const EpilogueParams& params,
                                       int row, int row_end, int column) {

@@ -15,17 +15,15 @@ namespace mk {
 constexpr int TURN_BARRIER = 4;
 
 // What a kernel does so that the compiler knows that a warp's threads have the walk through tiles alike, and
-// keeps stages and descriptors in uniform registers (see store_tile_rows()). Which of it is needed, and not too
-// much, shows in the kernel's code alone: R2UR between its HGMMA.
-//
-// In `next`: steps and the walk's end, with votes.
+// keeps stages and descriptors in uniform registers (see store_tile_rows()): this in its `next`, or
+// TilesAre::settled, which does as much at each tile's begin, with the stage as well, or neither. Which is
+// needed, and not too much, shows in the kernel's code alone: R2UR between its HGMMA (tools/mainloop_sass.py).
 template <class Work>
 __device__ __forceinline__ bool have_alike(bool has_work, Work* work) {
   work->k_begin = __shfl_sync(~0u, work->k_begin, 0);
   work->k_end = __shfl_sync(~0u, work->k_end, 0);
   return __any_sync(~0u, has_work);
 }
-// Or, TilesAre::settled, at each tile's begin, its stage as well.
 
 // `next(&work)` walks the CTA's tiles, false after the last; the producer must walk the same.
 // `finish(work, block, accumulators)` takes the warpgroup's `block`-th 64 rows of a tile.

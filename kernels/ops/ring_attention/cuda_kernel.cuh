@@ -238,10 +238,7 @@ class KeyMask {
   template <class Config, int NUM_LOGITS>
   __device__ __forceinline__ void hide(float (&logits)[NUM_LOGITS], const KeyBlock& block) {
     const int end[2] = {least(end_[0], block.run_end), least(end_[1], block.run_end)};
-    // Most warps of a tile see all of most blocks that not all its queries see all of.
-    const int block_end = block.position + Config::BLOCK_N;
-    const bool hides = most(begin_[0], begin_[1]) > block.position || least(end[0], end[1]) < block_end;
-    if (__any_sync(~0u, hides)) hide_columns(logits, block.position, begin_, end);
+    hide_columns(logits, block.position, begin_, end);
   }
 
  private:
