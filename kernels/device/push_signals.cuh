@@ -41,6 +41,7 @@ class PushNotes {
     if (threadIdx.x % 32 == 0) {
       volatile uint32_t* taken = &signals_.num_taken[warp_];
       while (num_noted_ - *taken == Signals::DEPTH) __nanosleep(20);
+      __threadfence_block();
       signals_.notes[warp_][num_noted_ % Signals::DEPTH] = note;
       __threadfence_block();
       *static_cast<volatile uint32_t*>(&signals_.num_noted[warp_]) = num_noted_ + 1;
@@ -85,11 +86,11 @@ __device__ __forceinline__ void send_signals(Signals& signals, CountOf&& count_o
     if (has_note) {
       __threadfence_block();
       note = *static_cast<volatile uint64_t*>(&signals.notes[warp][num_taken % Signals::DEPTH]);
-      ++num_taken;
-      *static_cast<volatile uint32_t*>(&signals.num_taken[warp]) = num_taken;
     }
     ptx::fence_acq_rel_sys();
     if (has_note) {
+      // Behind the fence, since it gives the note's place away.
+      *static_cast<volatile uint32_t*>(&signals.num_taken[warp]) = ++num_taken;
       uint32_t expected = 0;
       uint32_t* count = count_of(note, &expected);
       is_last = atomicAdd(count, 1u) + 1 == expected;
