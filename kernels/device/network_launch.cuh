@@ -32,7 +32,7 @@ class NetworkLaunch {
     command.source = source;
     command.target = target;
     command.bytes = bytes;
-    Patience patience(launch_, comm_, NETWORK_POLL_PAUSE_NS);
+    Patience patience(launch_, NETWORK_POLL_PAUSE_NS);
     return post_commands(comm_.network.queue, has_put, command, [&](uint64_t tail) {
       return patience.goes_on({role, DeviceObject::command, comm_.rank, static_cast<uint64_t>(signal), tail,
                                ptx::ld_relaxed_gpu(&comm_.network.queue.state->head)});
@@ -133,7 +133,7 @@ __device__ inline void NetworkLaunch::relay_entries() const {
 __device__ inline void NetworkLaunch::wait_until_sent() const {
   const auto* const completed =
       reinterpret_cast<const uint64_t*>(comm_.network.counters + CounterLayout::kCompleted);
-  Patience patience(launch_, comm_, NETWORK_POLL_PAUSE_NS);
+  Patience patience(launch_, NETWORK_POLL_PAUSE_NS);
   while (true) {
     const uint64_t seen = ptx::ld_acquire_sys(completed);  // before what other warps go on posting
     const uint64_t posted = ptx::ld_relaxed_gpu(&comm_.network.queue.state->head);
@@ -147,7 +147,7 @@ __device__ inline void NetworkLaunch::wait_for_puts() const {
       reinterpret_cast<const uint64_t*>(comm_.network.counters + CounterLayout::kCompleted);
   const uint64_t posted = ptx::ld_relaxed_gpu(&comm_.network.queue.state->head);
   if (threadIdx.x % 32 == 0) {
-    Patience patience(launch_, comm_, NETWORK_POLL_PAUSE_NS);
+    Patience patience(launch_, NETWORK_POLL_PAUSE_NS);
     uint64_t seen = ptx::ld_relaxed_sys(completed);
     while (seen < posted) {
       if (!patience.goes_on({DeviceRole::send, DeviceObject::put, comm_.rank, posted, seen, posted})) break;

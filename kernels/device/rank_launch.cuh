@@ -14,6 +14,16 @@ constexpr uint32_t POLL_PAUSE_NS = 32;
 constexpr int POLLS_PER_LOOK = 64;
 constexpr uint64_t HOST_LOOK_INTERVAL_NS = 100000;
 
+// What a role waits for, so that its deadline can say it.
+struct WaitedFor {
+  DeviceRole role;
+  DeviceObject object;
+  int peer;
+  uint64_t index;
+  uint64_t seen;
+  uint64_t expected;
+};
+
 class RankLaunch {
  public:
   __device__ explicit RankLaunch(const RankComm& comm)
@@ -99,6 +109,22 @@ class RankLaunch {
   }
   __device__ void publish_error() const { ptx::st_release_sys(&comm_.mailbox->failed, 1); }
 
+  // Every wait's deadline: has it gone on for `patience_ns`, from `since` on? A peer that has not entered is
+  // waited for as long as its heartbeat lives (the host raises the abort when it ends), so `since` moves on
+  // until all have; one that has must go on within the deadline.
+  __device__ bool is_overdue(uint64_t& since, uint64_t patience_ns) const {
+    const uint64_t now = ptx::globaltimer();
+    if (ptx::ld_relaxed_sys(&comm_.state->entered_epoch) < epoch_) since = now;
+    return now > since + patience_ns;
+  }
+  __device__ bool is_overdue(uint64_t& since) const { return is_overdue(since, comm_.wait_timeout_ns); }
+  __device__ void report_overdue(const WaitedFor& wait) const {
+    if (!report(DEVICE_TIMEOUT, wait.role, wait.object, wait.peer, wait.index)) return;
+    comm_.mailbox->error.seen = wait.seen;
+    comm_.mailbox->error.expected = wait.expected;
+    publish_error();
+  }
+
   // Ranks write to each other's outputs in a launch if all offer theirs, in the same place; so all come to the
   // same answer. A rank that offers one waits for all entries first, after which nobody's earlier work uses the
   // outputs any more.
@@ -154,8 +180,6 @@ class RankLaunch {
   const uint64_t epoch_;
 };
 
-// A peer that has not entered is waited for as long as its heartbeat lives (the host raises the abort when it
-// ends); one that has must go on within the deadline.
 __device__ inline bool RankLaunch::wait_slowly(const uint64_t* word, DeviceRole role, DeviceObject object,
                                                int peer, uint64_t object_index) const {
   uint64_t since = ptx::globaltimer();
@@ -163,16 +187,9 @@ __device__ inline bool RankLaunch::wait_slowly(const uint64_t* word, DeviceRole 
     __nanosleep(POLL_PAUSE_NS);
     if (polls % POLLS_PER_LOOK != 0) continue;
     if (stopped()) return false;
-    const uint64_t now = ptx::globaltimer();
-    if (ptx::ld_relaxed_sys(&comm_.state->entered_epoch) < epoch_) {
-      since = now;
-    } else if (now > since + comm_.wait_timeout_ns) {
-      if (report(DEVICE_TIMEOUT, role, object, peer, object_index)) {
-        comm_.mailbox->error.seen = ptx::ld_relaxed_sys(word);
-        publish_error();
-      }
-      return false;
-    }
+    if (!is_overdue(since)) continue;
+    report_overdue({role, object, peer, object_index, ptx::ld_relaxed_sys(word), epoch_});
+    return false;
   }
   return true;
 }
@@ -196,15 +213,9 @@ __device__ inline bool RankLaunch::wait_flags(bool waits, int index, DeviceRole 
         has_come = false;
         break;
       }
-      const bool are_all_in = ptx::ld_relaxed_sys(&comm_.state->entered_epoch) >= epoch_;
-      const uint64_t now = ptx::globaltimer();
-      if (!are_all_in) since = now;
-      const bool is_late = now > since + comm_.wait_timeout_ns && !is_here();
+      const bool is_late = is_overdue(since) && !is_here();
       if (!__any_sync(~0u, is_late)) continue;
-      if (is_late && report(DEVICE_TIMEOUT, role, object, peer, object_index)) {
-        comm_.mailbox->error.seen = ptx::ld_relaxed_sys(word);
-        publish_error();
-      }
+      if (is_late) report_overdue({role, object, peer, object_index, ptx::ld_relaxed_sys(word), epoch_});
       has_come = false;
       break;
     }

@@ -105,7 +105,7 @@ __device__ inline void receive_chunks(const RankLaunch& launch, const NetworkLau
   const int lane = threadIdx.x % 32;
   const int num_mine = lane < order.num_relayed ? num_chunks_of(params, order.relayed[lane]) : 0;
   ArrivalWindow mine;
-  Patience patience(launch, params.comm, NETWORK_POLL_PAUSE_NS);
+  Patience patience(launch, NETWORK_POLL_PAUSE_NS);
   while (__any_sync(~0u, mine.first < num_mine)) {
     bool has_any = false;
     for (int i = 0; i < order.num_relayed; ++i) {

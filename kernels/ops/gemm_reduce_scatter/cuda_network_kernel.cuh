@@ -77,13 +77,10 @@ template <class FlagOf, class PeerOf>
 __device__ __forceinline__ bool wait_flags(const RankLaunch& launch, int count, int index, FlagOf&& flag_of,
                                            PeerOf&& peer_of) {
   const int lane = threadIdx.x % 32;
-  bool has_come = true;
-  if (lane < count && flag_of(lane) >= 0) {
-    has_come = launch.wait_flag(flag_of(lane), DeviceRole::reduce, DeviceObject::partial, peer_of(lane), index);
-  }
-  has_come = !__any_sync(~0u, !has_come);
-  __syncwarp();  // what each lane has acquired holds for all
-  return has_come;
+  const int flag = lane < count ? flag_of(lane) : -1;
+  const bool waits = flag >= 0;
+  return launch.wait_flags(waits, waits ? flag : 0, DeviceRole::reduce, DeviceObject::partial,
+                           waits ? peer_of(lane) : 0, index);
 }
 
 // Has a flag of this rank's been raised? Then what it tells of is visible to the lane.
@@ -107,7 +104,7 @@ __device__ __forceinline__ bool wait_for_network(const RankLaunch& launch, const
     const int peer = peer_of(threadIdx.x % 32);
     const Tracer tracer(params.comm.trace, trace_track());
     const uint64_t start = tracer.now();
-    Patience patience(launch, params.comm, NETWORK_POLL_PAUSE_NS);
+    Patience patience(launch, NETWORK_POLL_PAUSE_NS);
     do {
       __nanosleep(PAUSE_NS);
       has_come = has_flag(launch, params, flag);
@@ -560,7 +557,7 @@ __device__ __forceinline__ void send_sums(const RankLaunch& launch, const Networ
   const int node = params.reducers.node[params.comm.rank];
   const int num_puts = order.num_relayed * schedule.sums.size();
   ArrivalWindow window;
-  Patience patience(launch, params.comm, NETWORK_POLL_PAUSE_NS);
+  Patience patience(launch, NETWORK_POLL_PAUSE_NS);
   while (window.first < num_puts) {
     const int idx = window.first + lane;
     const int number = idx / order.num_relayed;
@@ -606,7 +603,7 @@ __device__ __forceinline__ void receive_sums(const RankLaunch& launch, const Net
   const int num_chunks = schedule.sums.size();
   const bool has_account = lane < schedule.num_nodes && lane != own_node;
   ArrivalWindow mine;
-  Patience patience(launch, params.comm, NETWORK_POLL_PAUSE_NS);
+  Patience patience(launch, NETWORK_POLL_PAUSE_NS);
   while (__any_sync(~0u, has_account && mine.first < num_chunks)) {
     bool has_any = false;
     for (int node = 0; node < schedule.num_nodes; ++node) {
@@ -648,7 +645,7 @@ __device__ __forceinline__ void send_finished(const RankLaunch& launch, const Ne
   const int lane = threadIdx.x % 32;
   const int num_chunks = schedule.finished.size();
   ArrivalWindow window;
-  Patience patience(launch, params.comm, NETWORK_POLL_PAUSE_NS);
+  Patience patience(launch, NETWORK_POLL_PAUSE_NS);
   while (window.first < num_chunks) {
     const int number = window.first + lane;
     TileChunk chunk{};
@@ -691,7 +688,7 @@ __device__ __forceinline__ void receive_finished(const RankLaunch& launch, const
   const int num_chunks = schedule.finished.size();
   const bool has_account = lane < order.num_relayed;
   ArrivalWindow mine;
-  Patience patience(launch, params.comm, NETWORK_POLL_PAUSE_NS);
+  Patience patience(launch, NETWORK_POLL_PAUSE_NS);
   while (__any_sync(~0u, has_account && mine.first < num_chunks)) {
     bool has_any = false;
     for (int i = 0; i < order.num_relayed; ++i) {

@@ -97,7 +97,7 @@ class PacketWaits {
   __device__ PacketWaits(const RankLaunch& launch, const TaggedParams& params, DeviceRole role,
                          DeviceObject object, int tile)
       : launch_(launch),
-        patience_(launch, params.comm, PACKET_POLL_PAUSE_NS),
+        patience_(launch, PACKET_POLL_PAUSE_NS),
         role_(role),
         object_(object),
         tile_(static_cast<uint64_t>(tile)) {}

@@ -37,7 +37,7 @@ __device__ __forceinline__ bool send_lists(const RankLaunch& launch, const Netwo
   const int my_chunks = lane < num_lists ? chunks.num_chunks(mine.count) : 0;
   const int num_puts = __reduce_max_sync(~0u, my_chunks) * num_lists;
   ArrivalWindow window;
-  Patience patience(launch, comm, NETWORK_POLL_PAUSE_NS);
+  Patience patience(launch, NETWORK_POLL_PAUSE_NS);
   while (window.first < num_puts) {
     const int idx = window.first + lane;
     const int chunk = idx / num_lists;
@@ -78,7 +78,7 @@ __device__ __forceinline__ void receive_lists(const RankLaunch& launch, const Ne
                                               DeviceObject object, FlagOf&& flag_of, SignalOf&& signal_of) {
   const int lane = threadIdx.x % 32;
   ArrivalWindow mine;
-  Patience patience(launch, comm, NETWORK_POLL_PAUSE_NS);
+  Patience patience(launch, NETWORK_POLL_PAUSE_NS);
   while (__any_sync(~0u, lane < num_lists && mine.first < num_mine)) {
     bool has_any = false;
     for (int i = 0; i < num_lists; ++i) {

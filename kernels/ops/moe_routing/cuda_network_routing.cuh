@@ -105,7 +105,7 @@ __device__ inline void exchange_counts(const RankLaunch& launch, const NetworkLa
     return;
   bool is_pending = lane < comm.order.num_relayed;
   const int source = is_pending ? comm.order.relayed[lane] : 0;
-  Patience patience(launch, comm, NETWORK_POLL_PAUSE_NS);
+  Patience patience(launch, NETWORK_POLL_PAUSE_NS);
   while (true) {
     const unsigned pending = __ballot_sync(~0u, is_pending);
     if (pending == 0) return;

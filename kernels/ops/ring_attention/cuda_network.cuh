@@ -118,7 +118,7 @@ __device__ __forceinline__ void receive_puts(const RankLaunch& launch, const Net
   const int num_puts = panels.num_puts();
   const int num_mine = lane < num_sources ? num_puts : 0;
   ArrivalWindow mine;
-  Patience patience(launch, comm, NETWORK_POLL_PAUSE_NS);
+  Patience patience(launch, NETWORK_POLL_PAUSE_NS);
   while (__any_sync(~0u, mine.first < num_mine)) {
     bool has_any = false;
     for (int i = 0; i < num_sources; ++i) {

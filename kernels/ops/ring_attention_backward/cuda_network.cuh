@@ -115,7 +115,7 @@ __device__ __forceinline__ void send_parts(const RankLaunch& launch, const Netwo
   const auto& panels = params.panels;
   const int lane = threadIdx.x % 32;
   PartSender mine(launch, params, lane);
-  Patience patience(launch, params.comm, NETWORK_POLL_PAUSE_NS);
+  Patience patience(launch, NETWORK_POLL_PAUSE_NS);
   while (__any_sync(~0u, mine.is_pending())) {
     const bool is_pending = mine.is_pending();
     const bool is_due = is_pending && mine.is_whole();

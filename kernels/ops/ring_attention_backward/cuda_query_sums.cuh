@@ -93,15 +93,10 @@ __device__ __forceinline__ void await_turn(const RankLaunch& launch, const Param
   for (int polls = 1; ptx::ld_relaxed_gpu(word) < static_cast<uint32_t>(turn); ++polls) {
     if (polls % POLLS_PER_LOOK != 0) continue;
     if (launch.stopped()) return;
-    const uint64_t now = ptx::globaltimer();
-    if (ptx::ld_relaxed_sys(&params.comm.state->entered_epoch) < launch.epoch()) since = now;
-    if (now <= since + 2 * params.comm.wait_timeout_ns) continue;
-    if (launch.report(DEVICE_TIMEOUT, DeviceRole::reduce, DeviceObject::reduced_tile, params.comm.rank,
-                      block)) {
-      params.comm.mailbox->error.seen = ptx::ld_relaxed_gpu(word);
-      params.comm.mailbox->error.expected = static_cast<uint64_t>(turn);
-      launch.publish_error();
-    }
+    if (!launch.is_overdue(since, 2 * params.comm.wait_timeout_ns)) continue;
+    launch.report_overdue({DeviceRole::reduce, DeviceObject::reduced_tile, params.comm.rank,
+                           static_cast<uint64_t>(block), ptx::ld_relaxed_gpu(word),
+                           static_cast<uint64_t>(turn)});
     return;
   }
   ptx::ld_acquire_gpu(word);
