@@ -14,6 +14,7 @@ import argparse
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -127,14 +128,19 @@ def main():
     parser.add_argument("--patterns", action="store_true")
     options = parser.parse_args()
 
+    if shutil.which("compute-sanitizer") is None:
+        sys.exit("racecheck: no program compute-sanitizer; it comes with the CUDA toolkit")
     binaries = options.binaries.resolve()
     if options.patterns:
         jobs = {name: [program(binaries, "racecheck_patterns"), name] for name in PATTERNS}
     else:
         mk_perf = program(binaries, "mk-perf")
-        jobs = {name: [mk_perf, *text.split(), "-g", "1", "--iters", "1", "--warmup", "0", "--baseline", "none"]
+        jobs = {name: [mk_perf, *text.split(), "--device", "cuda", "-g", "1", "--iters", "1", "--warmup", "0", "--baseline", "none"]
                 for name, text in PERF.items()}
         jobs.update({name: [program(binaries, name), *text.split()] for name, text in TESTS.items()})
+    unknown = [name for name in options.only if name not in jobs]
+    if unknown:
+        sys.exit(f"racecheck: --only: expected one of {', '.join(jobs)}, saw {', '.join(unknown)}")
     known = known_pairs(ROOT / "test/gpu/racecheck.known")
     num_unexplained = num_failed = 0
     for name, arguments in jobs.items():
@@ -146,10 +152,13 @@ def main():
             (options.logs / f"{name}.txt").write_text(text)
         found = reports(text)
         unexplained = {} if options.patterns else {pair: times for pair, times in found.items() if pair not in known}
-        has_failed = ended and status != 0
+        # Without a summary the tool has looked at nothing.
+        has_failed = status != 0 or "RACECHECK SUMMARY" not in text if ended else "COMPUTE-SANITIZER" not in text
         num_unexplained += len(unexplained)
         num_failed += has_failed
-        state = f"exit {status}" if has_failed else "" if ended else f", stopped after {options.seconds} s"
+        state = "" if ended else f", stopped after {options.seconds} s"
+        if has_failed:
+            state += f", FAILED: exit {status}, {text.strip().splitlines()[-1:]}"
         print(f"{name}: {len(found)} pairs, {len(unexplained)} unexplained{state}", flush=True)
         for pair, times in sorted((found if options.patterns else unexplained).items()):
             print(f"  {pair[0]} {pair[1]} ({times} times)", flush=True)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // What compute-sanitizer's racecheck says of the ways in which the kernels' warps hand things to each other
-// through shared memory, each by itself and known to be right, and of one that is wrong:
+// through shared memory, each by itself and known to be right, of one whose order is the hardware's alone
+// (queue-unsynced: a warp reads by one instruction) and of one that is wrong (queue-early):
 //
 //   compute-sanitizer --tool racecheck --racecheck-report analysis racecheck_patterns NAME
 //
