@@ -66,6 +66,7 @@ void write_launches(EventWriter& events, const Trace& trace, std::FILE* file) {
     events.span(operator_name(launch.op), kLaunchTrack, launch.start_ns,
                 std::max(launch.start_ns, launch.end_ns), launch.epoch);
     std::fprintf(file, ",\"shape\":\"%s\"", launch.sizes.c_str());
+    if (launch.sm_mhz > 0) std::fprintf(file, ",\"sm_mhz\":%.0f", launch.sm_mhz);
     events.end();
   }
 }

@@ -38,6 +38,7 @@ struct TraceLaunch {
   std::string sizes;
   uint64_t start_ns;
   uint64_t end_ns;
+  double sm_mhz = 0;  // the SMs' mean clock in it; 0: not known
 };
 
 struct Trace {

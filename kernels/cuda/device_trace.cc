@@ -76,6 +76,11 @@ class Converter {
     const double ticks = clock > visit.begin_clock ? static_cast<double>(clock - visit.begin_clock) : 0;
     return visit.begin_ns + static_cast<uint64_t>(offset_ns_) + static_cast<uint64_t>(ticks * ns_per_tick);
   }
+  static double clock_of(const DeviceVisit& visit) {  // MHz; 0: the visit is too short to tell
+    if (!has_ended(visit) || visit.end_ns - visit.begin_ns < kLongVisitNs) return 0;
+    return 1e3 * static_cast<double>(visit.end_clock - visit.begin_clock) /
+           static_cast<double>(visit.end_ns - visit.begin_ns);
+  }
   uint64_t start_of(const DeviceVisit& visit) const { return to_ns(visit, visit.begin_clock); }
   uint64_t end_of(const DeviceVisit& visit) const {
     return to_ns(visit, has_ended(visit) ? visit.end_clock : visit.begin_clock);
@@ -90,7 +95,7 @@ class Converter {
           {launch.epoch, static_cast<mk_operator_t>(launch.op),
            format("m=%lld, n=%lld, k=%lld", static_cast<long long>(launch.shape[0]),
                   static_cast<long long>(launch.shape[1]), static_cast<long long>(launch.shape[2])),
-           start_of(visit), end_of(visit)});
+           start_of(visit), end_of(visit), clock_of(visit)});
     }
     if (num_ctas() > 0) trace.dropped_launches = all_visits(0) - num_visits(0);
     for (int cta = 1; cta < num_ctas(); ++cta) {

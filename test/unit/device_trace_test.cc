@@ -118,6 +118,8 @@ TEST_CASE("SM clocks come onto the device's, and CTAs onto one") {
     CHECK(launch.sizes == "m=11, n=12, k=13");
     CHECK(near(launch.start_ns, 5000 + turn * 300000));
     CHECK(near(launch.end_ns, 205000 + turn * 300000));
+    CHECK(launch.sm_mhz * FakeDevice::kNsPerTick > 990);
+    CHECK(launch.sm_mhz * FakeDevice::kNsPerTick < 1010);
   }
   REQUIRE(trace.tracks.size() == 6);
   CHECK(trace.tracks[0].name == "cta 0 load");
@@ -159,6 +161,8 @@ TEST_CASE("launches shorter than the device's clock can tell") {
   CHECK(ns >= 490);
   CHECK(ns <= 510);
   CHECK(trace.launches[1].end_ns >= span.end_ns);
+  CHECK(trace.launches[0].sm_mhz > 0);
+  CHECK(trace.launches[1].sm_mhz == 0);
 }
 
 TEST_CASE("a replayed launch may come again with its number") {
