@@ -13,14 +13,15 @@ struct NothingDeferred {
   __device__ __forceinline__ void flush() {}
 };
 
-// A warp's 16 rows of all columns of a tile.
-template <int BLOCK_N>
+// A warp's 16 rows of all columns of a tile: the first pieces wait in its buffers, the others in registers.
+template <int BLOCK_N_, int NUM_BUFFERS>
 class DeferredRows {
  public:
+  static constexpr int BLOCK_N = BLOCK_N_;
   static constexpr int COLUMNS = BLOCK_N % 64 == 0 ? 64 : 32;
   static constexpr int NUM_PIECES = BLOCK_N / COLUMNS;
 
-  __device__ explicit DeferredRows(EpilogueBuffers<2>& buffers) : buffers_(buffers) {}
+  __device__ explicit DeferredRows(EpilogueBuffers<NUM_BUFFERS>& buffers) : buffers_(buffers) {}
 
   // The rows, as store_tile_rows() has them. False: rows of this kind cannot wait, and nothing is kept.
   __device__ __forceinline__ bool take(const float (&accumulators)[BLOCK_N / 2], const EpilogueParams& params,
@@ -45,7 +46,7 @@ class DeferredRows {
   template <int PIECE>
   __device__ __forceinline__ void store() {
     const int lane = threadIdx.x % 32;
-    const uint32_t buffer = ptx::smem_address(buffers_.rows[PIECE % 2]);
+    const uint32_t buffer = ptx::smem_address(buffers_.rows[PIECE % NUM_BUFFERS]);
     __syncwarp();
 #pragma unroll
     for (int row = 0; row < 16; row += 32 / LANES_PER_ROW) {
@@ -53,9 +54,9 @@ class DeferredRows {
           swizzled_chunk<ROW_BYTES>(buffer, lane / LANES_PER_ROW + row, lane % LANES_PER_ROW));
       if (row < num_rows_) *reinterpret_cast<uint4*>(destination_ + row * pitch_ + PIECE * ROW_BYTES) = value;
     }
-    if constexpr (PIECE + 2 < NUM_PIECES) {
+    if constexpr (PIECE + NUM_BUFFERS < NUM_PIECES) {
       __syncwarp();
-      fill<PIECE + 2>(rounded_ + PIECE * COLUMNS / 4);
+      fill<PIECE + NUM_BUFFERS>(rounded_ + PIECE * COLUMNS / 4);
     }
     if constexpr (PIECE == NUM_PIECES - 1) num_rows_ = 0;
   }
@@ -78,7 +79,7 @@ class DeferredRows {
     const int lane = threadIdx.x % 32;
     const int matrix = lane / 8;
     const int row = lane % 8 + matrix % 2 * 8;
-    const uint32_t buffer = ptx::smem_address(buffers_.rows[PIECE % 2]);
+    const uint32_t buffer = ptx::smem_address(buffers_.rows[PIECE % NUM_BUFFERS]);
 #pragma unroll
     for (int i = 0; i < COLUMNS / 16; ++i) {
       const uint32_t* d = rounded + 4 * i;
@@ -94,9 +95,9 @@ class DeferredRows {
     for (int i = 0; i < NUM; ++i) {
       const int from = PIECE * COLUMNS / 2 + 2 * i;
       pairs[i] = pack_pair<Out>(accumulators[from], accumulators[from + 1]);
-      if constexpr (PIECE >= 2) rounded_[(PIECE - 2) * NUM + i] = pairs[i];
+      if constexpr (PIECE >= NUM_BUFFERS) rounded_[(PIECE - NUM_BUFFERS) * NUM + i] = pairs[i];
     }
-    if constexpr (PIECE < 2) fill<PIECE>(pairs);
+    if constexpr (PIECE < NUM_BUFFERS) fill<PIECE>(pairs);
   }
 
   template <class Out>
@@ -106,8 +107,8 @@ class DeferredRows {
     (std::make_integer_sequence<int, NUM_PIECES>());
   }
 
-  EpilogueBuffers<2>& buffers_;
-  uint32_t rounded_[(NUM_PIECES - 2) * COLUMNS / 4] = {};  // but for the two pieces in the buffers
+  EpilogueBuffers<NUM_BUFFERS>& buffers_;
+  uint32_t rounded_[(NUM_PIECES - NUM_BUFFERS) * COLUMNS / 4] = {};  // the pieces that are not in the buffers
   uint8_t* destination_ = nullptr;
   int64_t pitch_ = 0;
   int num_rows_ = 0;  // from the lane's first on

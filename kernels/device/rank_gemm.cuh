@@ -48,7 +48,9 @@ struct CopyWarp {
 };
 
 // The warps of a CTA, one of `num_ctas` that compute, part here, once and for all. produce() runs on one
-// thread, copy(warp) on NUM_COPY_WARPS warps, consume(warpgroup) on the consumer warpgroups.
+// thread, copy(warp) on NUM_COPY_WARPS warps, consume(warpgroup) on the consumer warpgroups. Where a kernel is
+// so large that the compiler would call consume(), or who calls it, they are marked always_inline: wgmmas on
+// the other side of a call are run one by one (ptxas C7510).
 template <class Config, class Produce, class Copy, class Consume>
 __device__ __forceinline__ void run_roles(int num_ctas, Produce&& produce, Copy&& copy, Consume&& consume) {
   // A CTA keeps what it was launched with, 168 for each of 384 threads: what the producer's warpgroup gives

@@ -118,7 +118,7 @@ __device__ __forceinline__ void finish_rows(GemmStorage<Config>& smem, const Gem
 template <class Config>
 __device__ __forceinline__ auto deferred_of(GemmStorage<Config>& smem) {
   if constexpr (Config::NUM_CONSUMER_WARPGROUPS == 2 && Config::NUM_ROW_BLOCKS == 1) {
-    return DeferredRows<Config::BLOCK_N>(smem.epilogue[threadIdx.x / 32]);
+    return DeferredRows<Config::BLOCK_N, 2>(smem.epilogue[threadIdx.x / 32]);
   } else {
     return NothingDeferred();
   }

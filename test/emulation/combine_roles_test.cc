@@ -159,9 +159,13 @@ class CombineRank {
       auto address = reinterpret_cast<uintptr_t>(smem[blockIdx.x].data());
       Smem& storage = *reinterpret_cast<Smem*>((address + 1023) / 1024 * 1024);
       moe_gemm_combine::run_between_nodes<EmulatedConfig>(params, storage, [&](const RankLaunch& launch) {
+        if (threadIdx.x == 0) moe_gemm_combine::sums_init(storage.sums());
+        __syncthreads();
         if (threadIdx.x < 32) produce(launch, params, storage.tables);
-        moe_gemm_combine::sum_own_tokens(launch, params, storage.tables, storage.network,
-                                         kComputeCtas * EmulatedConfig::NUM_THREADS / 32);
+        constexpr int kWarps = EmulatedConfig::NUM_THREADS / 32;
+        moe_gemm_combine::sum_own_tokens(
+            launch, params, storage.tables, storage.network, kComputeCtas * kWarps,
+            moe_gemm_combine::SumBuffers<kWarps>(storage.sums(), static_cast<int>(threadIdx.x / 32)));
       });
     });
     poison(epoch);

@@ -15,11 +15,12 @@ const CudaTable& cuda_kernels_bf16();
 const CudaTable& cuda_kernels_fp16();
 
 template <class Config>
-struct Storage : moe::ExpertStorage<Config, Tables> {
+struct Storage : moe::ExpertStorage<Config, Tables, SumStorage> {
   alignas(128) CUtensorMap map_rows;
   std::byte* products;  // where finished rows go; in memory, for the consumers' registers are few
   uint32_t num_stored[Config::NUM_CONSUMER_WARPS];  // tiles of each consumer warp
   __device__ OnePass passes() const { return {}; }
+  __device__ SumStorage& sums() { return *reinterpret_cast<SumStorage*>(this->role); }
 };
 
 __device__ __forceinline__ GroupedTiles tiles_of(const CudaParams& params, const Tables& tables, int block_m) {
@@ -31,6 +32,9 @@ __device__ __forceinline__ GroupedTiles tiles_of(const CudaParams& params, const
           params.group_m,
           params.num_compute_ctas};
 }
+
+// Named barrier of the consumers, when stages have no use any more; those below are the mainloop's.
+constexpr int SUMS_BARRIER = 7;
 
 // This CTA's map of the caller's rows, in device memory.
 __device__ __forceinline__ CUtensorMap* own_map(const CudaParams& params) {
@@ -68,33 +72,78 @@ __device__ __forceinline__ void produce(moe::ProductStorage<Config>& smem, const
   }
 }
 
-// A warp has stored, or does not have, its rows of a tile.
+// What a consumer warp has stored, or does not have, of its tiles, told to the warp that publishes them. By all
+// its threads alike: a branch that parts the warp in the mainloop has its descriptors in vector registers.
+class StoredTiles {
+ public:
+  __device__ explicit StoredTiles(uint32_t& num_stored) : num_stored_(num_stored) {}
+  __device__ __forceinline__ void add() { ++count_; }
+  __device__ __forceinline__ void publish() const {
+    __syncwarp();
+    __threadfence_block();
+    *static_cast<volatile uint32_t*>(&num_stored_) = count_;
+  }
+
+ private:
+  uint32_t& num_stored_;
+  uint32_t count_ = 0;
+};
+
+// A consumer warp's rows of finished tiles: where both warpgroups finish a tile together, and nothing else
+// would be multiplied while they store it, they are stored, and then published, beside the products of the
+// next.
 template <class Config>
-__device__ __forceinline__ void count_stored(Storage<Config>& storage, const GroupedTile& work) {
-  if (threadIdx.x % 32 != 0) return;
-  __threadfence_block();
-  *static_cast<volatile uint32_t*>(&storage.num_stored[threadIdx.x / 32]) = work.ordinal + 1;
-}
+class FinishedRows {
+  static constexpr bool ARE_DEFERRED = Config::NUM_CONSUMER_WARPGROUPS == 2;
+  using Rows = DeferredRows<Config::BLOCK_N, 1>;
+
+ public:
+  static constexpr int NUM_PIECES = ARE_DEFERRED ? Rows::NUM_PIECES : 0;
+
+  __device__ FinishedRows(EpilogueBuffers<1>& buffers, uint32_t& num_stored)
+      : buffers_(buffers), rows_(buffers), tiles_(num_stored) {}
+
+  // As store_tile_rows().
+  __device__ __forceinline__ void add(float (&accumulators)[Config::BLOCK_N / 2], const EpilogueParams& params,
+                                      int m, int m_end, int n) {
+    tiles_.add();
+    if constexpr (ARE_DEFERRED) {
+      if (rows_.take(accumulators, params, m, m_end, n)) return;
+    }
+    store_tile_rows(accumulators, params, buffers_, m, m_end, n);
+    tiles_.publish();
+  }
+  template <int PIECE>
+  __device__ __forceinline__ void store() {
+    rows_.template store<PIECE>();
+    if constexpr (PIECE == NUM_PIECES - 1) tiles_.publish();
+  }
+  __device__ __forceinline__ void flush() {
+    if constexpr (!ARE_DEFERRED) return;
+    rows_.flush();
+    tiles_.publish();
+  }
+
+ private:
+  EpilogueBuffers<1>& buffers_;
+  Rows rows_;
+  StoredTiles tiles_;
+};
 
 // A warp's 16 rows of a product, rounded once, to where the push CTAs take them.
 template <class Config>
-__device__ __forceinline__ void finish_rows(const CudaParams& params, Storage<Config>& storage,
+__device__ __forceinline__ void finish_rows(const CudaParams& params, std::byte* products,
                                             const GroupedTile& work, int block,
-                                            float (&accumulators)[Config::BLOCK_N / 2]) {
-  const int warp = threadIdx.x / 32;
-  const int row = work.row + block * 64 + warp % 4 * 16;
+                                            float (&accumulators)[Config::BLOCK_N / 2],
+                                            FinishedRows<Config>& finished) {
   EpilogueParams output = params.products;
-  output.c = storage.products;
-  store_tile_rows(accumulators, output, storage.product().epilogue[warp], row, work.row_end,
-                  work.n_tile * Config::BLOCK_N);
-  // They are read by the bulk copy engine, another proxy than the one written through.
-  ptx::fence_proxy_async_global();
-  __syncwarp();
-  count_stored(storage, work);
+  output.c = products;
+  finished.add(accumulators, output, work.row + block * 64 + static_cast<int>(threadIdx.x % 128 / 32) * 16,
+               work.row_end, work.n_tile * Config::BLOCK_N);
 }
 
-// The warp that tells the push CTAs of blocks that are complete; the consumers have no time for the fence that
-// this takes.
+// The warp that tells the push CTAs of blocks that are complete; the consumers have no time for the fences
+// that this takes.
 template <class Config, class Passes>
 __device__ __forceinline__ void publish_products(const RankLaunch& launch, const CudaParams& params,
                                                  Storage<Config>& storage, const Passes& passes) {
@@ -112,6 +161,8 @@ __device__ __forceinline__ void publish_products(const RankLaunch& launch, const
     __threadfence_block();
     __syncwarp();
     if (lane != 0) continue;
+    // They are read by the bulk copy engine, another proxy than the one written through.
+    ptx::fence_proxy_async_global();
     const int block = work.m_tile * Config::BLOCK_M / moe::BLOCK_ROWS;
     const int rows = min(moe::BLOCK_ROWS, tiles.first_row(work.group + 1) - tiles.first_row(work.group) -
                                               block * moe::BLOCK_ROWS);
@@ -126,7 +177,18 @@ __device__ __forceinline__ void publish_products(const RankLaunch& launch, const
   __syncwarp();
 }
 
-// sum_own(): what the consumers do when they are through with their tiles.
+// By all consumers, when they are through with their tiles.
+template <class Config>
+__device__ __forceinline__ void begin_sums(SumStorage& sums) {
+  static_assert(sizeof(MainloopStorage<Config>::stage_full) + sizeof(MainloopStorage<Config>::stage_empty) <=
+                sizeof(SumStorage::barriers_before));
+  static_assert(offsetof(MainloopStorage<Config>, stage_full) == offsetof(SumStorage, barriers_before));
+  ptx::barrier_sync(SUMS_BARRIER, 32 * Config::NUM_CONSUMER_WARPS);
+  if (threadIdx.x == 0) sums_init(sums);
+  ptx::barrier_sync(SUMS_BARRIER, 32 * Config::NUM_CONSUMER_WARPS);
+}
+
+// sum_own(buffers): what a consumer warp does when all of them are through with their tiles.
 template <class Config, class AnyStorage, class SumOwn>
 __device__ __forceinline__ void run_product_cta(const RankLaunch& launch, const CudaParams& params,
                                                 AnyStorage& storage, SumOwn&& sum_own) {
@@ -145,16 +207,19 @@ __device__ __forceinline__ void run_product_cta(const RankLaunch& launch, const 
       [&](const CopyWarp& warp) {
         if (warp.warp == 0) publish_products<Config>(launch, params, storage, passes);
       },
-      [&](int warpgroup) {
+      [&](int warpgroup) __attribute__((always_inline)) {
         const GroupedTiles tiles = tiles_of(params, tables, Config::BLOCK_M);
         GroupedTileCursor cursor(tiles, passes, blockIdx.x);
+        FinishedRows<Config> finished(smem.epilogue[threadIdx.x / 32], storage.num_stored[threadIdx.x / 32]);
         consumer_role<Config, GroupedTile>(
             smem.mainloop, warpgroup, params.comm.trace,
             [&](GroupedTile* work) { return have_alike(cursor.next(work), work); },
             [&](const GroupedTile& work, int block, float(&accumulators)[Config::BLOCK_N / 2]) {
-              finish_rows<Config>(params, storage, work, block, accumulators);
-            });
-        sum_own();
+              finish_rows<Config>(params, storage.products, work, block, accumulators, finished);
+            },
+            finished);
+        begin_sums<Config>(storage.sums());
+        sum_own(SumBuffers<Config::NUM_CONSUMER_WARPS>(storage.sums(), threadIdx.x / 32));
       });
 }
 
@@ -176,11 +241,11 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
       push_cta_init(smem.push());
       push_products(launch, params, smem.tables, smem.push());
     } else {
-      run_product_cta<Config>(launch, params, smem, [&] {
-        sum_tokens<8>(launch, params, params.num_compute_ctas * Config::NUM_CONSUMER_WARPS,
-                      [&](int64_t token, TokenRows* rows) {
-                        return find_rows(launch, params, smem.tables, token, rows);
-                      });
+      run_product_cta<Config>(launch, params, smem, [&](auto&& buffers) {
+        sum_tokens(launch, params, params.num_compute_ctas * Config::NUM_CONSUMER_WARPS, buffers,
+                   [&](int64_t token, TokenRows* rows) {
+                     return find_rows(launch, params, smem.tables, token, rows);
+                   });
       });
     }
   }

@@ -165,7 +165,7 @@ __device__ __forceinline__ void run_between_nodes(const NetworkParams& params, N
     if (moe::has_network()) {
       run_network_cta(launch, network, params);
     } else if (cta >= params.num_compute_ctas + params.num_push_ctas) {
-      run_relay_cta(launch, params, smem.tables, smem.network);
+      run_relay_cta<Config::NUM_THREADS>(launch, params, smem.tables, smem.network, smem.sums());
     } else if (cta >= params.num_compute_ctas) {
       push_cta_init(smem.push());
       push_products(launch, params, smem.tables, smem.push());
@@ -181,12 +181,13 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
     moe_gemm_combine_network_kernel(const __grid_constant__ NetworkParams params) {
   extern __shared__ __align__(1024) uint8_t smem_bytes[];
   NetworkStorage<Config>& smem = *reinterpret_cast<NetworkStorage<Config>*>(smem_bytes);
-  run_between_nodes<Config>(params, smem, [&](const RankLaunch& launch) {
-    run_product_cta<Config>(launch, params, smem, [&] {
-      sum_own_tokens(launch, params, smem.tables, smem.network,
-                     params.num_compute_ctas * Config::NUM_CONSUMER_WARPS);
-    });
-  });
+  run_between_nodes<Config>(
+      params, smem, [&](const RankLaunch& launch) __attribute__((always_inline)) {
+        run_product_cta<Config>(launch, params, smem, [&](auto&& buffers) {
+          sum_own_tokens(launch, params, smem.tables, smem.network,
+                         params.num_compute_ctas * Config::NUM_CONSUMER_WARPS, buffers);
+        });
+      });
 }
 
 template <GemmTile TILE, class Element, bool B_TRANSPOSED>

@@ -126,9 +126,10 @@ __device__ __forceinline__ bool find_relayed_rows(const RankLaunch& launch, cons
 
 // The sums of the tokens that this rank relays for, in the order in which they are listed and of each home in
 // turn, to where the network takes them.
-template <int GROUP>
+template <class Buffers>
 __device__ __forceinline__ void sum_relayed(const RankLaunch& launch, const NetworkParams& params,
-                                            const NetworkTables& network, const RelayWarp& warp) {
+                                            const NetworkTables& network, const RelayWarp& warp,
+                                            Buffers&& buffers) {
   const moe::CudaRouting& routing = params.routing;
   const int lane = threadIdx.x % 32;
   const moe::PacketChunks& chunks = params.sum_chunks;
@@ -159,8 +160,8 @@ __device__ __forceinline__ void sum_relayed(const RankLaunch& launch, const Netw
       const uint64_t start = tracer.now();
       const int64_t sum =
           NetworkLayout::first_sum_to_send(network.regions) + network.relayed_begins[home] + token;
-      sum_token<GROUP>(params, rows_begin, rows, all_strips(params),
-                       launch.area(routing.rank, static_cast<size_t>(params.network.row(sum))));
+      sum_token(params, rows_begin, rows, all_strips(params),
+                launch.area(routing.rank, static_cast<size_t>(params.network.row(sum))), buffers);
       tracer.record(TraceKind::reduce, start, token, home);
     }
     count_unit(launch, params.comm, params.numbers.made(home, chunk), chunks.units_of_chunk(count, chunk));
@@ -168,13 +169,18 @@ __device__ __forceinline__ void sum_relayed(const RankLaunch& launch, const Netw
 }
 
 // A CTA that sums for other nodes, all threads. It owes routes before it waits for anything.
+template <int NUM_THREADS>
 __device__ __forceinline__ void run_relay_cta(const RankLaunch& launch, const NetworkParams& params,
-                                              const Tables& tables, const NetworkTables& network) {
-  if (threadIdx.x == 0) moe::wait_routed(params.comm);
+                                              const Tables& tables, const NetworkTables& network,
+                                              SumStorage& storage) {
+  if (threadIdx.x == 0) {
+    sums_init(storage);
+    moe::wait_routed(params.comm);
+  }
   __syncthreads();
   const RelayWarp warp = relay_warp(params);
   pack_routes(launch, params, tables, network, warp);
-  sum_relayed<8>(launch, params, network, warp);
+  sum_relayed(launch, params, network, warp, SumBuffers<NUM_THREADS / 32>(storage, threadIdx.x / 32));
 }
 
 // By a whole warp: the place of a token in its list for a node, from the item of a lane that leads it there.
@@ -240,13 +246,14 @@ __device__ __forceinline__ bool find_rows_and_sums(const RankLaunch& launch, con
 }
 
 // One of `num_warps`, of a CTA that computes, when it is through with its tiles.
+template <class Buffers>
 __device__ __forceinline__ void sum_own_tokens(const RankLaunch& launch, const NetworkParams& params,
                                                const Tables& tables, const NetworkTables& network,
-                                               int num_warps) {
+                                               int num_warps, Buffers&& buffers) {
   if (threadIdx.x % 32 == 0) moe::wait_routed(params.comm);
   __syncwarp();
   const moe::Counts counts(params.routing, launch.area(params.comm.rank, 0));
-  sum_tokens<8>(launch, params, num_warps, [&](int64_t token, TokenRows* rows) {
+  sum_tokens(launch, params, num_warps, buffers, [&](int64_t token, TokenRows* rows) {
     return find_rows_and_sums(launch, params, counts, tables, network, token, rows);
   });
 }

@@ -5,6 +5,8 @@
 
 #include "kernels/device/gemm_epilogue.cuh"
 #include "kernels/ops/moe_gemm_combine/cuda_routes.cuh"
+#include "kernels/ptx/mbarrier.cuh"
+#include "kernels/ptx/tma.cuh"
 
 namespace mk::moe_gemm_combine {
 
@@ -90,8 +92,10 @@ __device__ __forceinline__ bool find_rows(const RankLaunch& launch, const CudaPa
   return is_there;
 }
 
-// 16 bytes for each lane of a warp: what it sums at a time.
-constexpr int STRIP_CHUNKS = 32;
+// What a warp sums at a time: a strip of some of a token's rows, two chunks a lane.
+constexpr int STRIP_CHUNKS = 64;
+constexpr int STRIP_BYTES = STRIP_CHUNKS * 16;
+constexpr int ROWS_AT_A_TIME = 8;
 
 // Part of a row, in strips.
 struct Strips {
@@ -100,58 +104,144 @@ struct Strips {
 };
 
 __device__ __forceinline__ Strips all_strips(const CudaParams& params) {
-  const int num_chunks = static_cast<int>(params.layout.row_bytes / 16);
-  return {0, (num_chunks + STRIP_CHUNKS - 1) / STRIP_CHUNKS};
+  return {0, static_cast<int>((params.layout.row_bytes + STRIP_BYTES - 1) / STRIP_BYTES)};
 }
 
-// The loads of GROUP rows are in flight together.
-template <class Out, int GROUP>
-__device__ __forceinline__ void sum_rows(const CudaParams& params, const std::byte* home, const TokenRows& rows,
-                                         const Strips& strips, std::byte* to) {
-  const int num_chunks = static_cast<int>(params.layout.row_bytes / 16);
-#pragma unroll 1
-  for (int first = strips.begin * STRIP_CHUNKS; first < strips.end * STRIP_CHUNKS; first += STRIP_CHUNKS) {
-    const int chunk = first + static_cast<int>(threadIdx.x % 32);
-    float sums[Chunk<Out>::NUM_ELEMENTS] = {};
-#pragma unroll 1
-    for (int begin = 0; begin < rows.count; begin += GROUP) {
-      uint4 values[GROUP];
-#pragma unroll
-      for (int j = 0; j < GROUP; ++j) {
-        const uint32_t row = __shfl_sync(~0u, rows.row, (begin + j) & 31);
-        if (begin + j < rows.count && chunk < num_chunks)
-          values[j] =
-              __ldcg(reinterpret_cast<const uint4*>(home + int64_t{row} * params.layout.row_bytes) + chunk);
-      }
-#pragma unroll
-      for (int j = 0; j < GROUP; ++j) {
-        const float weight = __shfl_sync(~0u, rows.weight, (begin + j) & 31);
-        if (begin + j < rows.count) Chunk<Out>::add(sums, values[j], weight);
-      }
+// Shared memory through which a CTA's warps sum, when it has no other use. Loads into registers are held up by
+// what shared memory leaves of the L1 cache: 22 GB/s an SM.
+struct SumStorage {
+  static constexpr int NUM_BUFFERS = 24;
+  alignas(128) uint8_t buffers[NUM_BUFFERS][ROWS_AT_A_TIME][STRIP_BYTES];
+  uint8_t barriers_before[256];  // a product's are still there
+  uint64_t loaded[NUM_BUFFERS];
+};
+
+// By one thread, before a barrier of all.
+__device__ __forceinline__ void sums_init(SumStorage& storage) {
+  for (uint64_t& loaded : storage.loaded) ptx::mbarrier_init(&loaded, 1);
+  ptx::fence_mbarrier_init_release_cluster();
+}
+
+// A warp's share of the buffers, one of `NUM_WARPS` warps, and how far it has come with them.
+template <int NUM_WARPS>
+class SumBuffers {
+ public:
+  static constexpr int NUM = SumStorage::NUM_BUFFERS / NUM_WARPS;
+
+  __device__ SumBuffers(SumStorage& storage, int warp)
+      : buffers_(storage.buffers + warp * NUM), loaded_(storage.loaded + warp * NUM) {}
+
+  // By the whole warp. load(buffer, loaded) asks for what next() will wait for, NUM at a time.
+  template <class Load>
+  __device__ __forceinline__ void ask(Load&& load) {
+    load(buffers_[asked_], &loaded_[asked_]);
+    asked_ = asked_ + 1 == NUM ? 0 : asked_ + 1;
+  }
+  // The buffer that has come; after a __syncwarp() it may be asked for again.
+  __device__ __forceinline__ const uint8_t (*next())[STRIP_BYTES] {
+    const int buffer = next_;
+    while (!ptx::mbarrier_try_wait_parity(&loaded_[buffer], phases_ >> buffer & 1)) {
     }
-    if (chunk < num_chunks) reinterpret_cast<uint4*>(to)[chunk] = Chunk<Out>::round(sums);
+    phases_ ^= 1u << buffer;
+    next_ = next_ + 1 == NUM ? 0 : next_ + 1;
+    return buffers_[buffer];
+  }
+
+ private:
+  uint8_t (*const buffers_)[ROWS_AT_A_TIME][STRIP_BYTES];
+  uint64_t* const loaded_;
+  uint32_t phases_ = 0;
+  int asked_ = 0;
+  int next_ = 0;
+};
+
+// Strips of some rows, strip by strip: the `strip`-th of ROWS_AT_A_TIME rows from the `row`-th on.
+struct StripCursor {
+  int strip;
+  int row = 0;
+
+  __device__ __forceinline__ void advance(int num_rows) {
+    row += ROWS_AT_A_TIME;
+    if (row < num_rows) return;
+    row = 0;
+    ++strip;
+  }
+};
+
+template <class Out, class Buffers>
+__device__ __forceinline__ void sum_rows(const CudaParams& params, const std::byte* home, const TokenRows& rows,
+                                         const Strips& strips, std::byte* to, Buffers& buffers) {
+  const int lane = threadIdx.x % 32;
+  const auto row_bytes = static_cast<int>(params.layout.row_bytes);
+  StripCursor asked{strips.begin};
+  const auto ask = [&] {
+    if (asked.strip >= strips.end) return;
+    const int count = min(ROWS_AT_A_TIME, rows.count - asked.row);
+    const int bytes = min(STRIP_BYTES, row_bytes - asked.strip * STRIP_BYTES);
+    const uint32_t row = __shfl_sync(~0u, rows.row, (asked.row + lane) & 31);
+    buffers.ask([&](uint8_t(*buffer)[STRIP_BYTES], uint64_t* loaded) {
+      if (lane == 0) ptx::mbarrier_arrive_expect_tx(loaded, count * bytes);
+      __syncwarp();
+      if (lane < count) {
+        ptx::cp_async_bulk_shared_global(
+            buffer[lane], home + int64_t{row} * row_bytes + asked.strip * STRIP_BYTES, bytes, loaded);
+      }
+    });
+    asked.advance(rows.count);
+  };
+#pragma unroll 1
+  for (int i = 0; i < Buffers::NUM; ++i) ask();
+  constexpr int NUM = Chunk<Out>::NUM_ELEMENTS;
+  float sums[2][NUM] = {};
+#pragma unroll 1
+  for (StripCursor at{strips.begin}; at.strip < strips.end; at.advance(rows.count)) {
+    const uint8_t(*buffer)[STRIP_BYTES] = buffers.next();
+    const int count = min(ROWS_AT_A_TIME, rows.count - at.row);
+#pragma unroll
+    for (int j = 0; j < ROWS_AT_A_TIME; ++j) {
+      const float weight = __shfl_sync(~0u, rows.weight, (at.row + j) & 31);
+      if (j >= count) continue;
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        Chunk<Out>::add(sums[half], ptx::ld_shared_v4(ptx::smem_address(buffer[j]) + half * 512 + lane * 16),
+                        weight);
+    }
+    __syncwarp();
+    ask();
+    if (at.row + ROWS_AT_A_TIME < rows.count) continue;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int begin = at.strip * STRIP_BYTES + half * 512 + lane * 16;
+      if (begin < row_bytes) *reinterpret_cast<uint4*>(to + begin) = Chunk<Out>::round(sums[half]);
+      for (float& sum : sums[half]) sum = 0;
+    }
   }
 }
 
-// A token's sum, or some strips of it, to the row at `to`; its rows are numbered from `rows_begin` on.
-template <int GROUP>
+// By a whole warp that has seen the flags of its rows: a token's sum, or some strips of it, to the row at `to`;
+// its rows are numbered from `rows_begin` on.
+template <class Buffers>
 __device__ __forceinline__ void sum_token(const CudaParams& params, const std::byte* rows_begin,
-                                          const TokenRows& rows, const Strips& strips, std::byte* to) {
+                                          const TokenRows& rows, const Strips& strips, std::byte* to,
+                                          Buffers& buffers) {
+  // The bulk copy engine is another proxy than the loads that saw the flags.
+  ptx::fence_proxy_async_global();
+  __syncwarp();
   if (params.products.out_type == GemmType::bf16) {
-    sum_rows<__nv_bfloat16, GROUP>(params, rows_begin, rows, strips, to);
+    sum_rows<__nv_bfloat16>(params, rows_begin, rows, strips, to, buffers);
   } else if (params.products.out_type == GemmType::fp16) {
-    sum_rows<__half, GROUP>(params, rows_begin, rows, strips, to);
+    sum_rows<__half>(params, rows_begin, rows, strips, to, buffers);
   } else {
-    sum_rows<float, GROUP>(params, rows_begin, rows, strips, to);
+    sum_rows<float>(params, rows_begin, rows, strips, to, buffers);
   }
 }
 
 // One of `num_warps`: takes this rank's tokens one by one, or parts of them where there are fewer than warps: a
 // token of 7168 columns and 8 rows takes a warp 28 us, a microsecond of latency a strip. find(token, &rows)
 // waits for a token's rows; false: the launch is to end.
-template <int GROUP, class Find>
+template <class Buffers, class Find>
 __device__ __forceinline__ void sum_tokens(const RankLaunch& launch, const CudaParams& params, int num_warps,
-                                           Find&& find) {
+                                           Buffers&& buffers, Find&& find) {
   const int lane = threadIdx.x % 32;
   const std::byte* home = launch.area(params.comm.rank, params.layout.home_row(0));
   const int64_t tokens = params.routing.tokens;
@@ -174,8 +264,8 @@ __device__ __forceinline__ void sum_tokens(const RankLaunch& launch, const CudaP
     if (!find(token, &rows)) return;
     const Tracer tracer(params.comm.trace, trace_track());
     const uint64_t start = tracer.now();
-    sum_token<GROUP>(params, home, rows, {begin, min(begin + part_strips, num_strips)},
-                     params.y + token * params.y_pitch);
+    sum_token(params, home, rows, {begin, min(begin + part_strips, num_strips)},
+              params.y + token * params.y_pitch, buffers);
     tracer.record(TraceKind::reduce, start, static_cast<uint32_t>(token));
     if (is_few) ticket = take_ticket();
   }

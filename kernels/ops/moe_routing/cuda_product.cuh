@@ -3,6 +3,8 @@
 // the memory that their roles share.
 #pragma once
 
+#include <algorithm>
+
 #include "kernels/device/grouped_tiles.h"
 #include "kernels/device/rank_gemm.cuh"
 #include "kernels/ops/moe_routing/cuda_routing.cuh"
@@ -17,13 +19,13 @@ struct ProductStorage {
   uint32_t num_ready;  // tiles whose rows are here, in the order of the walk
 };
 
-// A CTA's shared memory: the first phase's and then its role's, and what both know.
-template <class Config, class Tables>
+// A CTA's shared memory: the first phase's and then its role's, some of which are the operator's own, and what
+// both know.
+template <class Config, class Tables, class... OwnRoles>
 struct ExpertStorage {
-  static constexpr size_t max_of(size_t a, size_t b) { return a > b ? a : b; }
   static constexpr size_t ROLE_BYTES =
-      max_of(sizeof(ProductStorage<Config>),
-             max_of(sizeof(PushCtaStorage<Config::NUM_THREADS>), sizeof(CountingStorage<Config::NUM_THREADS>)));
+      std::max({sizeof(ProductStorage<Config>), sizeof(PushCtaStorage<Config::NUM_THREADS>),
+                sizeof(CountingStorage<Config::NUM_THREADS>), sizeof(OwnRoles)...});
   alignas(1024) uint8_t role[ROLE_BYTES];
   Tables tables;
   RoutingDecision decision;
