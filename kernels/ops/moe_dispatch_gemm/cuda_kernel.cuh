@@ -87,19 +87,46 @@ __device__ __forceinline__ void produce(const RankLaunch& launch, moe::ProductSt
   }
 }
 
+// What came beside a consumer warp's 16 rows, a lane's: asked for before the tile's last products are through.
+class RowOrigins {
+ public:
+  __device__ RowOrigins(const RankLaunch& launch, const CudaParams& params)
+      : origins_(reinterpret_cast<const int4*>(launch.area(params.comm.rank, params.layout.origin(0)))) {}
+
+  // By all threads of a warp alike, without a branch.
+  __device__ __forceinline__ void fetch() {
+    const int row = min(row_ + static_cast<int>(threadIdx.x % 16), row_end_ - 1);
+    words_ = __ldcg(origins_ + max(row, 0));  // from the L2: other SMs, and peers, have written it
+  }
+  __device__ __forceinline__ void expect(int row, int row_end) {
+    row_ = row;
+    row_end_ = row_end;
+  }
+  __device__ __forceinline__ const RowOrigin& origin() const {
+    return reinterpret_cast<const RowOrigin&>(words_);
+  }
+
+ private:
+  const int4* origins_;
+  int row_ = 0;
+  int row_end_ = 0;
+  int4 words_ = {};
+};
+
+// The first row of a consumer warp's 16.
+__device__ __forceinline__ int warp_row(const GroupedTile& work, int block) {
+  return work.row + block * 64 + static_cast<int>(threadIdx.x % 128 / 32) * 16;
+}
+
 // A warp's 16 rows of a product, scaled, into y; with the first tile of a row, its place in the record.
 template <class Config>
-__device__ __forceinline__ void finish_rows(const RankLaunch& launch, const CudaParams& params,
-                                            moe::ProductStorage<Config>& smem, const GroupedTile& work,
-                                            int block, float (&accumulators)[Config::BLOCK_N / 2]) {
-  const int warp = threadIdx.x / 32;
+__device__ __forceinline__ void finish_rows(const CudaParams& params, moe::ProductStorage<Config>& smem,
+                                            const GroupedTile& work, int block,
+                                            float (&accumulators)[Config::BLOCK_N / 2],
+                                            const RowOrigin& origin) {
   const int lane = threadIdx.x % 32;
-  const int row = work.row + block * 64 + warp % 4 * 16;
+  const int row = warp_row(work, block);
   if (!__any_sync(~0u, row < work.row_end)) return;  // by a vote: see store_tile_rows()
-  const auto* origins = reinterpret_cast<const int4*>(launch.area(params.comm.rank, params.layout.origin(row)));
-  // From the L2: other SMs, and peers, have written it.
-  const int4 words = __ldcg(origins + min(lane % 16, work.row_end - row - 1));
-  const RowOrigin& origin = reinterpret_cast<const RowOrigin&>(words);
   if (work.n_tile == 0 && params.routing.writes_record && lane < 16 && row + lane < work.row_end) {
     auto* rows =
         moe::RecordView{params.routing.record}.at<mk_moe_row_t>(params.routing.record_layout().rows_offset());
@@ -109,7 +136,7 @@ __device__ __forceinline__ void finish_rows(const RankLaunch& launch, const Cuda
   const float second_factor = __shfl_sync(~0u, origin.factor, lane / 4 + 8);
 #pragma unroll
   for (int i = 0; i < Config::BLOCK_N / 2; ++i) accumulators[i] *= i % 4 < 2 ? first_factor : second_factor;
-  store_tile_rows(accumulators, params.epilogue, smem.epilogue[warp], row, work.row_end,
+  store_tile_rows(accumulators, params.epilogue, smem.epilogue[threadIdx.x / 32], row, work.row_end,
                   work.n_tile * Config::BLOCK_N);
 }
 
@@ -157,13 +184,21 @@ __device__ __forceinline__ void run_product_cta(const RankLaunch& launch, const 
                           (NUM_COPY_WARPS - 1) * warp.num_ctas);
         }
       },
-      [&](int warpgroup) {
+      [&](int warpgroup) __attribute__((always_inline)) {
         const GroupedTiles tiles = tiles_of(params, tables, Config::BLOCK_M);
         GroupedTileCursor cursor(tiles, passes, blockIdx.x);
+        static_assert(Config::NUM_ROW_BLOCKS == 1);
+        RowOrigins origins(launch, params);
         consumer_role<Config, GroupedTile, TilesAre::settled>(
-            smem.mainloop, warpgroup, params.comm.trace, [&](GroupedTile* work) { return cursor.next(work); },
+            smem.mainloop, warpgroup, params.comm.trace,
+            [&](GroupedTile* work) {
+              origins.fetch();
+              const bool has_work = cursor.next(work);
+              if (has_work) origins.expect(warp_row(*work, warpgroup), work->row_end);
+              return has_work;
+            },
             [&](const GroupedTile& work, int block, float(&accumulators)[Config::BLOCK_N / 2]) {
-              finish_rows<Config>(launch, params, smem, work, block, accumulators);
+              finish_rows<Config>(params, smem, work, block, accumulators, origins.origin());
             });
       });
 }
@@ -189,6 +224,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
     if (static_cast<int>(blockIdx.x) >= params.num_compute_ctas) {
       run_push_cta<Config>(launch, params, smem);
     } else {
+      push_first_turn<Config>(params, smem);
       run_product_cta<Config>(launch, params, smem);
     }
   }

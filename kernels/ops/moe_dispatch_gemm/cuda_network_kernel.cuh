@@ -134,8 +134,10 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
     moe_dispatch_gemm_network_kernel(const __grid_constant__ NetworkParams params) {
   extern __shared__ __align__(1024) uint8_t smem_bytes[];
   NetworkStorage<Config>& smem = *reinterpret_cast<NetworkStorage<Config>*>(smem_bytes);
-  run_between_nodes<Config>(params, smem,
-                            [&](const RankLaunch& launch) { run_product_cta<Config>(launch, params, smem); });
+  run_between_nodes<Config>(
+      params, smem, [&](const RankLaunch& launch) __attribute__((always_inline)) {
+        run_product_cta<Config>(launch, params, smem);
+      });
 }
 
 template <GemmTile TILE, class Element, bool B_TRANSPOSED>

@@ -31,21 +31,19 @@ __device__ __forceinline__ void write_origin(const RankLaunch& launch, const Cud
       *reinterpret_cast<const int4*>(&origin);
 }
 
-// A push warp. done(note), of the whole warp, is told of each unit that has arrived.
-template <class Storage, class Done>
+// A push warp, which has the turns that take_turn() gives its first lane. done(note), of the whole warp, is
+// told of each unit that has arrived.
+template <class Storage, class TakeTurn, class Done>
 __device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaParams& params,
                                           const Tables& tables, const moe::Turns& turns, Storage& storage,
-                                          int warp, Done&& done) {
+                                          int warp, TakeTurn&& take_turn, Done&& done) {
   const int lane = threadIdx.x % 32;
   const int row_bytes = static_cast<int>(params.layout.row_bytes);
   const uint32_t last_item = static_cast<uint32_t>(params.routing.num_items() - 1);
   const auto* order = reinterpret_cast<const uint32_t*>(launch.area(params.comm.rank, params.layout.order()));
   BulkPush<Storage> push(storage, warp);
   const Tracer tracer(params.comm.trace, trace_track());
-  const auto take_ticket = [&] {
-    return lane == 0 ? static_cast<uint32_t>(atomicAdd(&params.comm.state->push_ticket, 1u)) : 0;
-  };
-  uint32_t ticket = take_ticket();  // ahead of its use, which then need not wait for it
+  uint32_t turn = take_turn();  // ahead of its use, which then need not wait for it
   PushUnit unit{};
   int column = 0;
   bool has_last = false;  // a unit that is stored, but may not have arrived
@@ -55,8 +53,8 @@ __device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaPa
         if (unit.num_rows == 0) {
           int rank = 0;
           uint32_t index = 0;
-          if (!turns.at(__shfl_sync(~0u, ticket, 0), &rank, &index)) return false;
-          ticket = take_ticket();
+          if (!turns.at(__shfl_sync(~0u, turn, 0), &rank, &index)) return false;
+          turn = take_turn();
           unit = unit_of(params.routing, params.unit_rows, tables, rank, index);
         }
         piece->rank = unit.rank;
@@ -109,9 +107,10 @@ __device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaPa
   }
 }
 
-template <class Config, class Storage>
-__device__ __forceinline__ void run_push_cta(const RankLaunch& launch, const CudaParams& params,
-                                             Storage& smem) {
+// All threads of a CTA, each warp but the last with the turns of take_turn(warp).
+template <class Config, class Storage, class TakeTurn>
+__device__ __forceinline__ void push_turns(const RankLaunch& launch, const CudaParams& params, Storage& smem,
+                                           TakeTurn&& take_turn) {
   auto& storage = smem.push();
   constexpr int NUM_WARPS = PushCtaStorage<Config::NUM_THREADS>::NUM_WARPS;
   if (threadIdx.x == 0) {
@@ -122,8 +121,9 @@ __device__ __forceinline__ void run_push_cta(const RankLaunch& launch, const Cud
   const int warp = threadIdx.x / 32;
   if (warp < NUM_WARPS) {
     PushNotes notes(storage.signals, warp);
-    push_rows(launch, params, smem.tables, smem.turns, storage.push, warp,
-              [&](uint64_t note) { notes.add(note); });
+    push_rows(
+        launch, params, smem.tables, smem.turns, storage.push, warp, [&] { return take_turn(warp); },
+        [&](uint64_t note) { notes.add(note); });
     notes.end();
     return;
   }
@@ -140,6 +140,39 @@ __device__ __forceinline__ void run_push_cta(const RankLaunch& launch, const Cud
         launch.raise_flag_relaxed(rank_of(note),
                                   params.first_flag + params.comm.rank * params.blocks_per_source + block);
       });
+}
+
+// Where rows are many, CTAs that compute have no rows to begin with: each of their warps pushes a unit first,
+// and together about what their first tiles want. These turns come first.
+template <class Config>
+__device__ __forceinline__ uint32_t num_first_turns(const CudaParams& params) {
+  constexpr int NUM_WARPS = PushCtaStorage<Config::NUM_THREADS>::NUM_WARPS;
+  return Config::NUM_CONSUMER_WARPGROUPS == 2 ? params.num_compute_ctas * NUM_WARPS : 0;
+}
+
+// By a CTA that will compute. Not inlined: the compiler would take warps that have pushed for parted
+// (gemm_roles.cuh).
+template <class Config, class Storage>
+__device__ __noinline__ void push_first_turn(const CudaParams& params, Storage& smem) {
+  if constexpr (Config::NUM_CONSUMER_WARPGROUPS == 2) {
+    bool has_pushed = false;
+    push_turns<Config>(RankLaunch(params.comm), params, smem, [&](int warp) {
+      if (has_pushed) return UINT32_MAX;
+      has_pushed = true;
+      return static_cast<uint32_t>(warp * params.num_compute_ctas + blockIdx.x);
+    });
+    push_cta_end(smem.push());
+  }
+}
+
+template <class Config, class Storage>
+__device__ __forceinline__ void run_push_cta(const RankLaunch& launch, const CudaParams& params,
+                                             Storage& smem) {
+  push_turns<Config>(launch, params, smem, [&](int) {
+    return threadIdx.x % 32 != 0
+               ? 0
+               : num_first_turns<Config>(params) + atomicAdd(&params.comm.state->push_ticket, 1u);
+  });
 }
 
 }  // namespace mk::moe_dispatch_gemm

@@ -15,6 +15,8 @@
 
 #undef __forceinline__
 #define __forceinline__ inline
+#undef __noinline__
+#define __noinline__
 #undef __launch_bounds__
 #define __launch_bounds__(...)
 #undef __grid_constant__
