@@ -43,6 +43,7 @@ TESTS = {
     "operators_network_test": "--ranks 2 --quick",
     "operators_moe_network_test": "--ranks 2 --quick",
     "attention_network_test": "--ranks 2 --quick",
+    "attention_packed_network_test": "--ranks 2 --quick",
 }
 
 
@@ -132,20 +133,19 @@ def main():
         sys.exit("racecheck: no program compute-sanitizer; it comes with the CUDA toolkit")
     binaries = options.binaries.resolve()
     if options.patterns:
-        jobs = {name: [program(binaries, "racecheck_patterns"), name] for name in PATTERNS}
+        jobs = {name: ["racecheck_patterns", name] for name in PATTERNS}
     else:
-        mk_perf = program(binaries, "mk-perf")
-        jobs = {name: [mk_perf, *text.split(), "--device", "cuda", "-g", "1", "--iters", "1", "--warmup", "0", "--baseline", "none"]
+        jobs = {name: ["mk-perf", *text.split(), "--device", "cuda", "-g", "1", "--iters", "1", "--warmup", "0", "--baseline", "none"]
                 for name, text in PERF.items()}
-        jobs.update({name: [program(binaries, name), *text.split()] for name, text in TESTS.items()})
+        jobs.update({name: [name, *text.split()] for name, text in TESTS.items()})
     unknown = [name for name in options.only if name not in jobs]
     if unknown:
         sys.exit(f"racecheck: --only: expected one of {', '.join(jobs)}, saw {', '.join(unknown)}")
+    jobs = {name: [program(binaries, words[0]), *words[1:]] for name, words in jobs.items()
+            if not options.only or name in options.only}
     known = known_pairs(ROOT / "test/gpu/racecheck.known")
     num_unexplained = num_failed = 0
     for name, arguments in jobs.items():
-        if options.only and name not in options.only:
-            continue
         text, ended, status = run(arguments, options.seconds)
         if options.logs:
             options.logs.mkdir(parents=True, exist_ok=True)
