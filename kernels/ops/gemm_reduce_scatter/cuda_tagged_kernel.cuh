@@ -94,8 +94,7 @@ __device__ __forceinline__ void exchange_packets(const RankLaunch& launch, const
 // What a warp does while packets are not there: false, the launch is to end.
 class PacketWaits {
  public:
-  __device__ PacketWaits(const RankLaunch& launch, const TaggedParams& params, DeviceRole role,
-                         DeviceObject object, int tile)
+  __device__ PacketWaits(const RankLaunch& launch, DeviceRole role, DeviceObject object, int tile)
       : launch_(launch),
         patience_(launch, PACKET_POLL_PAUSE_NS),
         role_(role),
@@ -118,7 +117,7 @@ class PacketWaits {
 template <int N>
 __device__ __forceinline__ bool sum_unit(const RankLaunch& launch, const TaggedParams& params, int tile,
                                          int64_t offset, int num_rows, float (&sums)[N]) {
-  PacketWaits waits(launch, params, DeviceRole::reduce, DeviceObject::partial, tile);
+  PacketWaits waits(launch, DeviceRole::reduce, DeviceObject::partial, tile);
 #pragma unroll
   for (int i = 0; i < N; ++i) sums[i] = 0.0f;
   return sum_packets(sums, params.comm_type, packet_area(launch, params, params.comm.rank, offset),
@@ -236,7 +235,7 @@ __device__ __forceinline__ void gather_packets(const RankLaunch& launch, const T
     float rows[COLUMNS / 2];
 #pragma unroll
     for (int i = 0; i < COLUMNS / 2; ++i) rows[i] = -0.0f;  // to which -0 can be added, too
-    PacketWaits waits(launch, params, DeviceRole::gather, DeviceObject::reduced_tile, unit.tile);
+    PacketWaits waits(launch, DeviceRole::gather, DeviceObject::reduced_tile, unit.tile);
     const int64_t place = params.packet_gather_begin + owner * params.packet_slot_bytes +
                           packet_offset<Config>(params, unit.tile, unit.slab, unit.begin / COLUMNS);
     if (!sum_packets(rows, params.output.out_type, packet_area(launch, params, params.comm.rank, place), 0, 1,

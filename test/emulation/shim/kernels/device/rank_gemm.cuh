@@ -32,6 +32,8 @@ inline void mbarrier_wait(uint64_t* barrier, uint32_t phase) {
 }
 template <class Config>
 struct RankGemmStorage;
+template <int BLOCK_N, int NUM_BUFFERS>
+class DeferredRows;
 struct AIsReady {};
 constexpr int NUM_COPY_WARPS = NUM_PUSH_WARPS + 1;
 struct CopyWarp {
