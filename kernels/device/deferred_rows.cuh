@@ -14,10 +14,9 @@ struct NothingDeferred {
 };
 
 // A warp's 16 rows of all columns of a tile: the first pieces wait in its buffers, the others in registers.
-template <int BLOCK_N_, int NUM_BUFFERS>
+template <int BLOCK_N, int NUM_BUFFERS>
 class DeferredRows {
  public:
-  static constexpr int BLOCK_N = BLOCK_N_;
   static constexpr int COLUMNS = BLOCK_N % 64 == 0 ? 64 : 32;
   static constexpr int NUM_PIECES = BLOCK_N / COLUMNS;
 

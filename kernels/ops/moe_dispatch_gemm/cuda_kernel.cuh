@@ -113,11 +113,6 @@ class RowOrigins {
   int4 words_ = {};
 };
 
-// The first row of a consumer warp's 16.
-__device__ __forceinline__ int warp_row(const GroupedTile& work, int block) {
-  return work.row + block * 64 + static_cast<int>(threadIdx.x % 128 / 32) * 16;
-}
-
 // A warp's 16 rows of a product, scaled, into y; with the first tile of a row, its place in the record.
 template <class Config>
 __device__ __forceinline__ void finish_rows(const CudaParams& params, moe::ProductStorage<Config>& smem,
@@ -125,7 +120,7 @@ __device__ __forceinline__ void finish_rows(const CudaParams& params, moe::Produ
                                             float (&accumulators)[Config::BLOCK_N / 2],
                                             const RowOrigin& origin) {
   const int lane = threadIdx.x % 32;
-  const int row = warp_row(work, block);
+  const int row = moe::warp_row(work, block);
   if (!__any_sync(~0u, row < work.row_end)) return;  // by a vote: see store_tile_rows()
   if (work.n_tile == 0 && params.routing.writes_record && lane < 16 && row + lane < work.row_end) {
     auto* rows =
@@ -194,7 +189,7 @@ __device__ __forceinline__ void run_product_cta(const RankLaunch& launch, const 
             [&](GroupedTile* work) {
               origins.fetch();
               const bool has_work = cursor.next(work);
-              if (has_work) origins.expect(warp_row(*work, warpgroup), work->row_end);
+              if (has_work) origins.expect(moe::warp_row(*work, warpgroup), work->row_end);
               return has_work;
             },
             [&](const GroupedTile& work, int block, float(&accumulators)[Config::BLOCK_N / 2]) {

@@ -138,8 +138,7 @@ __device__ __forceinline__ void finish_rows(const CudaParams& params, std::byte*
                                             FinishedRows<Config>& finished) {
   EpilogueParams output = params.products;
   output.c = products;
-  finished.add(accumulators, output, work.row + block * 64 + static_cast<int>(threadIdx.x % 128 / 32) * 16,
-               work.row_end, work.n_tile * Config::BLOCK_N);
+  finished.add(accumulators, output, moe::warp_row(work, block), work.row_end, work.n_tile * Config::BLOCK_N);
 }
 
 // The warp that tells the push CTAs of blocks that are complete; the consumers have no time for the fences

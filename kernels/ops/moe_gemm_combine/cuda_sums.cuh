@@ -236,9 +236,9 @@ __device__ __forceinline__ void sum_token(const CudaParams& params, const std::b
   }
 }
 
-// One of `num_warps`: takes this rank's tokens one by one, or parts of them where there are fewer than warps: a
-// token of 7168 columns and 8 rows takes a warp 28 us, a microsecond of latency a strip. find(token, &rows)
-// waits for a token's rows; false: the launch is to end.
+// One of `num_warps`: takes this rank's tokens one by one, or parts of them where there are fewer than warps,
+// so that no warp has all of a token's strips to wait for. find(token, &rows) waits for a token's rows; false:
+// the launch is to end.
 template <class Buffers, class Find>
 __device__ __forceinline__ void sum_tokens(const RankLaunch& launch, const CudaParams& params, int num_warps,
                                            Buffers&& buffers, Find&& find) {

@@ -39,6 +39,11 @@ struct ExpertStorage {
   }
 };
 
+// The first row of a consumer warp's 16.
+__device__ __forceinline__ int warp_row(const GroupedTile& work, int block) {
+  return work.row + block * 64 + static_cast<int>(threadIdx.x % 128 / 32) * 16;
+}
+
 // By all threads of a CTA that computes.
 template <class Config>
 __device__ __forceinline__ void product_init(ProductStorage<Config>& smem) {
