@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <sstream>
 #include <thread>
 
 #include "../support/catch.h"
@@ -37,7 +38,16 @@ class FaultCase {
   const BackendCase case_;
 };
 
-// Rank 0 puts until its link fails; the failure must name the peer and hold every one of `words`.
+bool holds_one_of(const std::string& sentence, const std::string& words) {
+  std::istringstream list(words);
+  for (std::string word; std::getline(list, word, '|');) {
+    if (sentence.find(word) != std::string::npos) return true;
+  }
+  return false;
+}
+
+// Rank 0 puts until its link fails; the failure must name the peer and hold every one of `words`, of which one
+// may be several, separated by '|': any of them will do.
 std::string put_until_failure(Rank& rank, const std::vector<std::string>& words) {
   MK_EXPECT_OK(rank.connect({}));
   auto& memory = rank.make_memory(1 << 16);
@@ -49,7 +59,7 @@ std::string put_until_failure(Rank& rank, const std::vector<std::string>& words)
     MK_EXPECT(rank.failed_peers() == std::vector<int>{1});
     const std::string sentence = rank.failure();
     for (const std::string& word : words) {
-      if (sentence.find(word) == std::string::npos) return "\"" + word + "\" is not in: " + sentence + "; ";
+      if (!holds_one_of(sentence, word)) return "\"" + word + "\" is not in: " + sentence + "; ";
     }
     const mk_status_t code = rank.abort.reason().code();
     MK_EXPECT(code == MK_ERROR_NETWORK || code == MK_ERROR_REMOTE);
@@ -78,9 +88,13 @@ TEST_CASE("every error status of a completion ends the link, with peer, device, 
       INFO(kind.backend << " on " << kind.softnic << ", status " << status);
       const FaultCase fault(kind,
                             "MK_SOFTNIC_SEED=3 MK_SOFTNIC_ADVERSITY=error=0.05:" + std::to_string(status));
+      // Rank 1's acknowledgements fail as well. Of one that is refused, a rank over srd hears from its peer,
+      // and it may hear of it first.
+      const bool is_told = std::string(kind.backend) == "srd" && (status == 10 || status == 21);
+      const std::string cause =
+          "status " + std::to_string(status) + (is_told ? "|its puts are refused here" : "");
       CHECK(run_ranks(RankKind::threads, fault.get(), kTwoNodes, [&](Rank& rank) {
-              return put_until_failure(rank, {"rank 0: ", "link to rank 1", "softnic0 port 1", "QP ",
-                                              "status " + std::to_string(status)});
+              return put_until_failure(rank, {"rank 0: ", "link to rank 1", "softnic0 port 1", "QP ", cause});
             }) == "");
     }
   }
