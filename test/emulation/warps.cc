@@ -1,13 +1,20 @@
 // SPDX-License-Identifier: MIT
+// Jumping between stacks is what lanes do, and what the checked longjmp() takes for an error.
+#undef _FORTIFY_SOURCE
 #include "warps.h"
 
 #include <sched.h>
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <array>
 #include <barrier>
+#include <chrono>
+#include <cstdlib>
 #include <memory>
+#include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace emulation {
@@ -15,6 +22,9 @@ namespace {
 
 constexpr size_t kStackBytes = 128 << 10;
 constexpr unsigned kLanes = 32;
+// So often a lane looks before its warp sleeps: there are far more warps than cores.
+constexpr unsigned kLooksBeforeSleep = 16;
+constexpr std::chrono::microseconds kSleep{50};
 
 struct Cta {
   Cta(unsigned number, unsigned warps) : index(number), meeting(static_cast<std::ptrdiff_t>(warps)) {}
@@ -33,10 +43,38 @@ struct Warp {
   std::array<Values, 2> rounds{};
   uint64_t num_complete = 0;
   unsigned num_present = 0;
-  ucontext_t scheduler{};
-  std::array<ucontext_t, kLanes> contexts{};
-  std::vector<std::unique_ptr<char[]>> stacks;
+  unsigned looks = 0;  // since a lane last met the others
+  jmp_buf scheduler{};
+  std::array<jmp_buf, kLanes> contexts{};
+  std::array<bool, kLanes> is_begun{};
+  std::array<ucontext_t, kLanes> beginnings{};
+  std::unique_ptr<char[]> stacks;  // kStackBytes a lane
 };
+
+// A launch's warps leave their stacks to the next launch's: new ones cost more than most of what runs on them.
+class Stacks {
+ public:
+  std::unique_ptr<char[]> take() {
+    std::lock_guard lock(mutex_);
+    if (free_.empty()) return std::make_unique_for_overwrite<char[]>(kLanes * kStackBytes);
+    std::unique_ptr<char[]> stacks = std::move(free_.back());
+    free_.pop_back();
+    return stacks;
+  }
+  void give_back(std::unique_ptr<char[]> stacks) {
+    std::lock_guard lock(mutex_);
+    free_.push_back(std::move(stacks));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<char[]>> free_;
+};
+
+Stacks& all_stacks() {
+  static Stacks stacks;
+  return stacks;
+}
 
 thread_local Warp* this_warp = nullptr;
 
@@ -44,11 +82,19 @@ thread_local Warp* this_warp = nullptr;
 // a switch, and this one must be looked up all the same.
 __attribute__((noinline)) Warp& warp() { return *this_warp; }
 
-void switch_to_next() {
+// A lane's first step is made by setcontext(), which has its stack; later ones by longjmp(), which makes no
+// call to the operating system.
+[[noreturn]] void resume(Warp& self, unsigned lane) {
+  self.lane = lane;
+  if (self.is_begun[lane]) _longjmp(self.contexts[lane], 1);
+  self.is_begun[lane] = true;
+  setcontext(&self.beginnings[lane]);
+  std::abort();
+}
+
+__attribute__((noinline)) void switch_to_next() {
   Warp& self = warp();
-  const unsigned from = self.lane;
-  self.lane = (from + 1) % kLanes;
-  swapcontext(&self.contexts[from], &self.contexts[self.lane]);
+  if (_setjmp(self.contexts[self.lane]) == 0) resume(self, (self.lane + 1) % kLanes);
 }
 
 // Lanes end together: their last meeting is here.
@@ -56,15 +102,14 @@ void be_lane() {
   (*warp().body)();
   exchange(0);
   Warp& self = warp();
-  if (++self.num_ended == kLanes) setcontext(&self.scheduler);
+  if (++self.num_ended == kLanes) _longjmp(self.scheduler, 1);
   switch_to_next();
 }
 
 void make_lane(Warp& self, unsigned lane) {
-  ucontext_t& context = self.contexts[lane];
-  self.stacks.push_back(std::make_unique<char[]>(kStackBytes));
+  ucontext_t& context = self.beginnings[lane];
   getcontext(&context);
-  context.uc_stack.ss_sp = self.stacks.back().get();
+  context.uc_stack.ss_sp = self.stacks.get() + lane * kStackBytes;
   context.uc_stack.ss_size = kStackBytes;
   context.uc_link = nullptr;
   makecontext(&context, be_lane, 0);
@@ -72,8 +117,10 @@ void make_lane(Warp& self, unsigned lane) {
 
 void be_warp(Warp& self) {
   this_warp = &self;
+  self.stacks = all_stacks().take();
   for (unsigned lane = 0; lane < kLanes; ++lane) make_lane(self, lane);
-  swapcontext(&self.scheduler, &self.contexts[0]);
+  if (_setjmp(self.scheduler) == 0) resume(self, 0);
+  all_stacks().give_back(std::move(self.stacks));
   this_warp = nullptr;
 }
 
@@ -91,6 +138,7 @@ Values exchange(uint64_t mine) {
   self.rounds[meeting % 2].of[lane] = mine;
   if (++self.num_present == kLanes) {
     self.num_present = 0;
+    self.looks = 0;
     ++self.num_complete;
   }
   while (self.num_complete <= meeting) switch_to_next();
@@ -103,7 +151,13 @@ void sync_cta() {
   exchange(0);
 }
 
-void pause() { sched_yield(); }
+void pause() {
+  if (++warp().looks % kLooksBeforeSleep == 0) {
+    std::this_thread::sleep_for(kSleep);
+  } else {
+    sched_yield();
+  }
+}
 
 void run_ctas(unsigned num_ctas, unsigned num_warps, const std::function<void()>& body) {
   std::vector<std::unique_ptr<Cta>> ctas;
