@@ -8,7 +8,7 @@
 namespace mk {
 namespace {
 
-constexpr uint32_t kMagic = 0x42524b4d;  // "MKRB"
+constexpr uint32_t kFrameMagic = 0x42524b4d;  // "MKRB"
 constexpr uint8_t kProtocolVersion = 1;
 
 bool is_known(uint8_t kind) {
@@ -58,7 +58,7 @@ bool is_tagged(FrameKind kind) { return kind >= FrameKind::check_in; }
 FrameParse parse_frame(std::span<const std::byte> input, size_t max_payload) {
   // The magic is looked at as soon as its first byte is here: whoever speaks another protocol goes at once.
   for (size_t i = 0; i < std::min<size_t>(input.size(), 4); ++i) {
-    if (std::to_integer<uint32_t>(input[i]) != (kMagic >> (8 * i) & 0xff))
+    if (std::to_integer<uint32_t>(input[i]) != (kFrameMagic >> (8 * i) & 0xff))
       return invalid("not this library's protocol");
   }
   FrameParse parse;
@@ -86,7 +86,7 @@ FrameParse parse_frame(std::span<const std::byte> input, size_t max_payload) {
 
 void append_frame_header(Bytes& out, FrameKind kind, size_t payload_bytes) {
   const Bytes header = WireWriter()
-                           .integer(kMagic)
+                           .integer(kFrameMagic)
                            .integer(kProtocolVersion)
                            .integer(static_cast<uint8_t>(kind))
                            .integer(uint16_t{0})

@@ -9,7 +9,7 @@
 namespace mk {
 namespace {
 
-constexpr uint64_t kMagic = 0x64692d6c656b6d00;  // "\0mkel-id"
+constexpr uint64_t kIdMagic = 0x64692d6c656b6d00;  // "\0mkel-id"
 constexpr uint16_t kVersion = 1;
 constexpr size_t kIdBytes = sizeof(mk_unique_id_t::bytes);
 constexpr size_t kChecksumBytes = 8;
@@ -21,7 +21,7 @@ Tag checksum(std::span<const std::byte> bytes) { return hmac_sha256(Secret{}, {b
 
 mk_unique_id_t encode_unique_id(const UniqueId& id) {
   WireWriter out;
-  out.integer(kMagic).integer(kVersion).integer(id.root.family).integer(uint8_t{0}).integer(id.root.port);
+  out.integer(kIdMagic).integer(kVersion).integer(id.root.family).integer(uint8_t{0}).integer(id.root.port);
   out.raw(std::as_bytes(std::span(id.root.bytes))).integer(id.job).raw(id.secret);
   Bytes bytes = out.take();
   bytes.resize(kIdBytes - kChecksumBytes);
@@ -46,12 +46,12 @@ Result<UniqueId> decode_unique_id(const mk_unique_id_t& bytes) {
   in.array(id.secret);
   const Tag sum = checksum(all.first(kIdBytes - kChecksumBytes));
   const bool intact = std::equal(sum.begin(), sum.begin() + kChecksumBytes, all.end() - kChecksumBytes);
-  if (magic == kMagic && version != kVersion) {
+  if (magic == kIdMagic && version != kVersion) {
     return Status(MK_ERROR_INVALID_ARGUMENT,
                   format("id: made by another version of the library (id format %u, expected %u)",
                          static_cast<unsigned>(version), static_cast<unsigned>(kVersion)));
   }
-  if (magic != kMagic || !intact || !id.root.valid() || id.root.port == 0) {
+  if (magic != kIdMagic || !intact || !id.root.valid() || id.root.port == 0) {
     return Status(MK_ERROR_INVALID_ARGUMENT,
                   "id: these 128 bytes were not made by mk_get_unique_id, or were changed on their way (pass "
                   "all 128, as bytes)");

@@ -43,7 +43,7 @@ Status read_accumulate(mk_operator_t op, int32_t accumulate, GemmCall& call) {
 
 // The fields that the three argument structs have in common.
 template <class Arguments>
-Result<GemmCall> read_common(mk_operator_t op, const Arguments* from, Arguments& args) {
+Result<GemmCall> read_gemm(mk_operator_t op, const Arguments* from, Arguments& args) {
   MK_RETURN_IF_ERROR(read_struct_of(op, from, sizeof(Arguments), "args", args));
   GemmCall call;
   call.op = op;
@@ -70,7 +70,7 @@ Result<GemmCall> read_common(mk_operator_t op, const Arguments* from, Arguments&
 template <class Arguments>
 Result<GemmCall> read_reduction(mk_operator_t op, const Arguments* from) {
   Arguments args;
-  Result<GemmCall> call = read_common(op, from, args);
+  Result<GemmCall> call = read_gemm(op, from, args);
   if (!call.ok()) return call;
   call->comm_dtype = args.comm_dtype;
   MK_RETURN_IF_ERROR(complete(call.value()));
@@ -89,7 +89,7 @@ Status check_mode(mk_operator_t op, mk_allgather_mode_t mode) {
 
 Result<GemmCall> to_call(const mk_allgather_gemm_args_t* from) {
   mk_allgather_gemm_args_t args;
-  Result<GemmCall> call = read_common(MK_OPERATOR_ALLGATHER_GEMM, from, args);
+  Result<GemmCall> call = read_gemm(MK_OPERATOR_ALLGATHER_GEMM, from, args);
   if (!call.ok()) return call;
   MK_RETURN_IF_ERROR(check_mode(call->op, args.mode));
   call->mode = args.mode;

@@ -61,7 +61,7 @@ Status complete(MoeCall& call) {
 
 // The fields that the two argument structs have in common.
 template <class Arguments>
-Result<MoeCall> read_common(mk_operator_t op, const Arguments* from, Arguments& args) {
+Result<MoeCall> read_moe(mk_operator_t op, const Arguments* from, Arguments& args) {
   MK_RETURN_IF_ERROR(read_struct_of(op, from, sizeof(Arguments), "args", args));
   MoeCall call;
   call.op = op;
@@ -126,7 +126,7 @@ Status check_record(const MoeCall& call, const moe::RecordLayout& layout) {
 
 Result<MoeCall> to_call(const mk_moe_dispatch_gemm_args_t* from) {
   mk_moe_dispatch_gemm_args_t args;
-  Result<MoeCall> call = read_common(MK_OPERATOR_MOE_DISPATCH_GEMM, from, args);
+  Result<MoeCall> call = read_moe(MK_OPERATOR_MOE_DISPATCH_GEMM, from, args);
   if (!call.ok()) return call;
   if (args.use_routing < 0 || args.use_routing > 1)
     return invalid(call->op, format("use_routing: expected 0 or 1, saw %d", args.use_routing));
@@ -146,7 +146,7 @@ Result<MoeCall> to_call(const mk_moe_dispatch_gemm_args_t* from) {
 
 Result<MoeCall> to_call(const mk_moe_gemm_combine_args_t* from) {
   mk_moe_gemm_combine_args_t args;
-  Result<MoeCall> call = read_common(MK_OPERATOR_MOE_GEMM_COMBINE, from, args);
+  Result<MoeCall> call = read_moe(MK_OPERATOR_MOE_GEMM_COMBINE, from, args);
   if (!call.ok()) return call;
   call->x = args.rows;
   call->ldx = args.ld_rows;

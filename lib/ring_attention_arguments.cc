@@ -73,7 +73,7 @@ Status check_modes(const RingAttentionCall& call) {
 
 // The fields that the argument structs have in common.
 template <class Arguments>
-Result<RingAttentionCall> read_common(mk_operator_t op, const Arguments* from, Arguments& args) {
+Result<RingAttentionCall> read_ring_attention(mk_operator_t op, const Arguments* from, Arguments& args) {
   MK_RETURN_IF_ERROR(read_struct_of(op, from, sizeof(Arguments), "args", args));
   RingAttentionCall call;
   call.op = op;
@@ -111,7 +111,7 @@ Status check_words(const RingAttentionCall& call, const char* name, const void* 
 
 Result<RingAttentionCall> to_call(const mk_ring_attention_args_t* from) {
   mk_ring_attention_args_t args;
-  Result<RingAttentionCall> call = read_common(MK_OPERATOR_RING_ATTENTION, from, args);
+  Result<RingAttentionCall> call = read_ring_attention(MK_OPERATOR_RING_ATTENTION, from, args);
   if (!call.ok()) return call;
   call->o = args.o;
   call->lse = args.lse;
@@ -120,7 +120,7 @@ Result<RingAttentionCall> to_call(const mk_ring_attention_args_t* from) {
 
 Result<RingAttentionCall> to_call(const mk_ring_attention_backward_args_t* from) {
   mk_ring_attention_backward_args_t args;
-  Result<RingAttentionCall> call = read_common(MK_OPERATOR_RING_ATTENTION_BACKWARD, from, args);
+  Result<RingAttentionCall> call = read_ring_attention(MK_OPERATOR_RING_ATTENTION_BACKWARD, from, args);
   if (!call.ok()) return call;
   call->forward_o = args.o;
   call->forward_lse = args.lse;

@@ -17,6 +17,9 @@
 
 namespace mk {
 
+// For sentences.
+inline double mebibytes(size_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
+
 // The memory of one rank as this process addresses it: an address range reserved once, its start filled. The
 // destructor unmaps everything.
 class MemoryRange {

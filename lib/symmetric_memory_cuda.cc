@@ -19,11 +19,9 @@ namespace {
 using cuda::CurrentContext;
 using cuda::Driver;
 
-constexpr size_t kSmallestReservation = size_t{1} << 30;
+constexpr size_t kSmallestDeviceReservation = size_t{1} << 30;
 // The driver has no wait with a deadline: its stream is looked at this often.
 constexpr std::chrono::microseconds kStreamLook{200};
-
-double mebibytes(size_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
 
 // What a rank tells the others of its device.
 struct DeviceDescription {
@@ -139,7 +137,7 @@ class CudaRange final : public MemoryRange {
       if (result == CUDA_SUCCESS) {
         return std::shared_ptr<CudaRange>(new CudaRange(std::move(context), base, bytes));
       }
-      if (bytes / 2 < kSmallestReservation) {
+      if (bytes / 2 < kSmallestDeviceReservation) {
         return cuda::error(driver, result, format("reserving %.0f MiB of device addresses", mebibytes(bytes)));
       }
       bytes /= 2;

@@ -20,11 +20,9 @@ namespace {
 constexpr size_t kGranularity = 64 << 10;
 // Addresses cost nothing; a refused reservation is tried again at half the size.
 constexpr size_t kReservation = size_t{64} << 30;
-constexpr size_t kSmallestReservation = size_t{16} << 20;
+constexpr size_t kSmallestHostReservation = size_t{16} << 20;
 // Pages are made in steps, between which the abort token and the deadline are looked at.
 constexpr size_t kPopulateStep = size_t{64} << 20;
-
-double mebibytes(size_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
 
 Status out_of_memory_or_system(const char* call, size_t bytes, int error) {
   const bool exhausted = error == ENOMEM || error == ENOSPC || error == EFBIG;
@@ -174,13 +172,13 @@ class HostBackend final : public MemoryBackend {
     if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
       // Leaves three quarters of the address space to the application.
       const size_t share = static_cast<size_t>(limit.rlim_cur) / (4 * num_ranges_);
-      bytes = std::min(bytes, std::max(kSmallestReservation, share & ~(kGranularity - 1)));
+      bytes = std::min(bytes, std::max(kSmallestHostReservation, share & ~(kGranularity - 1)));
     }
     while (true) {
       void* base = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
       if (base != MAP_FAILED)
         return std::shared_ptr<MemoryRange>(new HostRange(static_cast<std::byte*>(base), bytes));
-      if (bytes / 2 < kSmallestReservation) {
+      if (bytes / 2 < kSmallestHostReservation) {
         return Status(
             MK_ERROR_OUT_OF_MEMORY,
             format("not even %.1f MiB of addresses could be reserved for symmetric memory: %s; raise the "

@@ -165,7 +165,9 @@ find_cuda() {
 }
 
 build() {
-  local options=(--buildtype=debugoptimized "-Dcuda=$cuda" -Dtools=enabled -Dtests=enabled "${meson_options[@]}")
+  # Lines for backtraces and profiles; all that a debugger could want takes a third more time. -Dcpp_args=-g has it.
+  local options=(--buildtype=debugoptimized -Dc_args=-g1 -Dcpp_args=-g1 "-Dcuda=$cuda" -Dtools=enabled
+                 -Dtests=enabled "${meson_options[@]}")
   local target=()
   [ "$action" = test ] || target=(tools/mk-perf/mk-perf)
   local configuration

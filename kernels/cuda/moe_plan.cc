@@ -17,10 +17,10 @@ namespace {
 constexpr int64_t MAX_WIDTH = 1 << 18;
 constexpr int64_t MAX_AREA_BYTES = int64_t{1} << 46;
 // Rows of an expert up to which the low tile is the better one: it is bound by the weights either way.
-constexpr int64_t FEW_ROWS = 64;
+constexpr int64_t FEW_ROWS_OF_EXPERT = 64;
 constexpr double FLOPS_PER_US = 660e6;
 constexpr double BYTES_PER_US_OF_CTA = 38e3;
-constexpr double HBM_BYTES_PER_US = 4.1e6;
+constexpr double WEIGHT_BYTES_PER_US = 4.1e6;
 
 moe::Routing routing_of(const MoeCall& call, int nranks, int num_nodes) {
   moe::Routing routing{};
@@ -182,7 +182,7 @@ int64_t guessed_rows(const MoeCall& call, int nranks) {
 }
 
 Status choose_tile(const MoeCall& call, int nranks, MoePlan& to) {
-  const bool is_low = guessed_rows(call, nranks) <= FEW_ROWS;
+  const bool is_low = guessed_rows(call, nranks) <= FEW_ROWS_OF_EXPERT;
   bool is_found = false;
   for (int i = 0; i < moe::NUM_CUDA_TILES; ++i) {
     const GemmTile& tile = moe::CUDA_TILES[i];
@@ -210,10 +210,10 @@ int choose_push_ctas(const MoeCall& call, int nranks, int num_sms) {
   const double element = call.op == MK_OPERATOR_MOE_DISPATCH_GEMM ? 2 : element_bytes(call.out_dtype);
   // For each column of an expert's rows.
   const double product_us = 2 * static_cast<double>(rows * call.inter) / FLOPS_PER_US;
-  const double weights_us = 2 * static_cast<double>(call.inter) / HBM_BYTES_PER_US;
+  const double weights_us = 2 * static_cast<double>(call.inter) / WEIGHT_BYTES_PER_US;
   const double bytes_per_us = static_cast<double>(rows) * element / std::max(product_us, weights_us);
   const double wanted = std::ceil(SPARE * bytes_per_us / BYTES_PER_US_OF_CTA);
-  const double least = rows <= FEW_ROWS ? MIN_PUSH_CTAS_OF_FEW_ROWS : MIN_PUSH_CTAS;
+  const double least = rows <= FEW_ROWS_OF_EXPERT ? MIN_PUSH_CTAS_OF_FEW_ROWS : MIN_PUSH_CTAS;
   return std::clamp(static_cast<int>(std::clamp(wanted, least, MAX_PUSH_CTAS)), 1, std::max(1, num_sms / 4));
 }
 

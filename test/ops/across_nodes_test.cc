@@ -11,6 +11,7 @@
 #include "lib/api.h"
 #include "moe_launch.h"
 #include "support/catch.h"
+#include "support/sanitizers.h"
 
 using namespace mk::test;
 
@@ -116,7 +117,7 @@ void count_launch(RankSession& session, const AttentionProblem& problem, bool ba
 }  // namespace
 
 TEST_CASE("GEMM operators are exact across nodes") {
-  for (const Layout& layout : layouts()) {
+  for (const Layout& layout : fewer_if_slow(layouts())) {
     const RankJob job = job_of(layout);
     const auto problems = make_problems(mixed_cases(31, num_calls(job, 24), job.nranks()), job.nranks());
     INFO(layout.name);
@@ -127,7 +128,7 @@ TEST_CASE("GEMM operators are exact across nodes") {
 }
 
 TEST_CASE("Expert operators are exact across nodes") {
-  for (const Layout& layout : layouts()) {
+  for (const Layout& layout : fewer_if_slow(layouts())) {
     const RankJob job = job_of(layout);
     std::vector<MoeCase> cases;
     for (uint64_t seed = 1; seed <= num_calls(job, 8); ++seed) {
@@ -150,7 +151,7 @@ TEST_CASE("Expert operators are exact across nodes") {
 }
 
 TEST_CASE("Attention and its gradients are exact across nodes") {
-  for (const Layout& layout : layouts()) {
+  for (const Layout& layout : fewer_if_slow(layouts())) {
     const RankJob job = job_of(layout);
     std::vector<AttentionCase> cases;
     for (const mk_causal_t causal : {MK_CAUSAL_NONE, MK_CAUSAL_ZIGZAG}) {
@@ -169,7 +170,7 @@ TEST_CASE("Attention and its gradients are exact across nodes") {
 }
 
 TEST_CASE("The transport sends each peer the bytes that the plan says") {
-  for (const Layout& layout : layouts()) {
+  for (const Layout& layout : fewer_if_slow(layouts())) {
     const RankJob job = job_of(layout);
     std::deque<GemmProblem> problems;
     for (const mk_operator_t op : kGemmOperators) {

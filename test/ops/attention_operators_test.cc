@@ -2,6 +2,7 @@
 // Ring attention and its gradients, ranks as threads, against float64 loops over the whole sequence.
 #include "attention_launch.h"
 #include "support/catch.h"
+#include "support/sanitizers.h"
 
 using namespace mk::test;
 
@@ -32,7 +33,7 @@ void check(const std::vector<int32_t>& layout, const std::vector<AttentionCase>&
 }  // namespace
 
 TEST_CASE("Corners on every layout") {
-  for (const auto& layout : attention_layouts()) {
+  for (const auto& layout : fewer_if_slow(attention_layouts())) {
     check(layout, attention_corner_cases(static_cast<int>(layout.size())),
           1 + static_cast<int>(layout.size()) % 2);
   }
@@ -40,7 +41,7 @@ TEST_CASE("Corners on every layout") {
 
 TEST_CASE("Mixed calls on every layout") {
   uint64_t seed = 100;
-  for (const auto& layout : attention_layouts()) {
+  for (const auto& layout : fewer_if_slow(attention_layouts())) {
     std::vector<AttentionCase> cases;
     for (uint64_t index = 0; index < 6; ++index)
       cases.push_back(mixed_attention_case(seed, index, static_cast<int>(layout.size())));

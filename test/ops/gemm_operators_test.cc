@@ -7,6 +7,7 @@
 #include "gemm_cases.h"
 #include "gemm_launch.h"
 #include "support/catch.h"
+#include "support/sanitizers.h"
 
 using namespace mk::test;
 
@@ -26,7 +27,7 @@ void require_none(const std::vector<std::string>& failures) {
 }  // namespace
 
 TEST_CASE("Corner cases are exact on every node layout") {
-  for (const auto& layout : node_layouts()) {
+  for (const auto& layout : fewer_if_slow(node_layouts())) {
     RankJob job;
     job.node_of_rank = layout;
     std::vector<GemmCase> cases;
@@ -44,7 +45,7 @@ TEST_CASE("Corner cases are exact on every node layout") {
 
 TEST_CASE("Mixed shapes and features are exact on every node layout") {
   uint64_t seed = 100;
-  for (const auto& layout : node_layouts()) {
+  for (const auto& layout : fewer_if_slow(node_layouts())) {
     RankJob job;
     job.node_of_rank = layout;
     const size_t count = job.nranks() > 8 ? 20 : 40;

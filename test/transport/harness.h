@@ -12,6 +12,7 @@
 
 #include "lib/abort_token.h"
 #include "lib/exchange.h"
+#include "test/support/sanitizers.h"
 #include "transport/endpoint.h"
 #include "transport/transport.h"
 
@@ -34,14 +35,6 @@ std::vector<BackendCase> backend_cases();
 void set_environment(const BackendCase& backend);
 
 enum class RankKind { threads, processes };
-
-#ifdef __SANITIZE_THREAD__
-inline constexpr bool kThreadSanitizer = true;
-#elif defined(__has_feature)
-inline constexpr bool kThreadSanitizer = __has_feature(thread_sanitizer);
-#else
-inline constexpr bool kThreadSanitizer = false;
-#endif
 
 // ThreadSanitizer cannot follow an order of events that goes through another process, so it sees ranks as
 // threads only.

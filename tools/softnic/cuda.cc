@@ -34,17 +34,17 @@ constexpr unsigned kStreamNonBlocking = 1;
 constexpr unsigned kEventWithoutTiming = 2;
 constexpr unsigned kIpcEnablePeerAccess = 1;
 
-struct IpcHandle {
+}  // namespace
+
+struct CudaIpcHandle {
   char reserved[64];
 };
 
-struct AccessDescription {
+struct CudaAccessDescription {
   int location_type;
   int location_id;
   int flags;
 };
-
-}  // namespace
 
 struct CudaDriver {
   Result (*cuPointerGetAttribute)(void*, int, Pointer);
@@ -70,9 +70,9 @@ struct CudaDriver {
   Result (*cuMemAddressFree)(Pointer, size_t);
   Result (*cuMemMap)(Pointer, size_t, size_t, Handle, unsigned long long);
   Result (*cuMemUnmap)(Pointer, size_t);
-  Result (*cuMemSetAccess)(Pointer, size_t, const AccessDescription*, size_t);
-  Result (*cuIpcGetMemHandle)(IpcHandle*, Pointer);
-  Result (*cuIpcOpenMemHandle_v2)(Pointer*, IpcHandle, unsigned);
+  Result (*cuMemSetAccess)(Pointer, size_t, const CudaAccessDescription*, size_t);
+  Result (*cuIpcGetMemHandle)(CudaIpcHandle*, Pointer);
+  Result (*cuIpcOpenMemHandle_v2)(Pointer*, CudaIpcHandle, unsigned);
   Result (*cuIpcCloseMemHandle)(Pointer);
 };
 
@@ -150,7 +150,7 @@ Pointer map_allocation(const CudaDriver& driver, Handle handle, uint64_t bytes) 
   bool reachable = false;
   for (int device = 0; device < devices; ++device) {
     // Not every device need reach every other one.
-    const AccessDescription access{kLocationDevice, device, kAccessReadWrite};
+    const CudaAccessDescription access{kLocationDevice, device, kAccessReadWrite};
     reachable = driver.cuMemSetAccess(address, bytes, &access, 1) == kSuccess || reachable;
   }
   if (reachable) return address;
@@ -226,7 +226,7 @@ CudaExports::CudaExports(uint64_t address, uint64_t bytes, bool share) {
       driver->cuMemRelease(handle);
     } else {
       exported.kind = CudaExport::Kind::ipc;
-      IpcHandle ipc{};
+      CudaIpcHandle ipc{};
       if (!find_range()) return;
       if (share && driver->cuIpcGetMemHandle(&ipc, base) != kSuccess) return;
       std::memcpy(exported.handle, &ipc, sizeof(ipc));
@@ -295,7 +295,7 @@ bool CudaImports::add(const CudaExport& exported, bool is_own, int descriptor) {
     }
     address = import_descriptor(*driver, exported, is_own, descriptor);
   } else if (!is_own) {
-    IpcHandle handle;
+    CudaIpcHandle handle;
     std::memcpy(&handle, exported.handle, sizeof(handle));
     const Result result = driver->cuIpcOpenMemHandle_v2(&address, handle, kIpcEnablePeerAccess);
     if (result != kSuccess) {
