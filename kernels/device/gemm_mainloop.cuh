@@ -35,6 +35,8 @@ struct GemmConfig {
   static constexpr bool A_TRANSPOSED = A_TRANSPOSED_;
   static constexpr bool B_TRANSPOSED = B_TRANSPOSED_;
   static constexpr bool IN_PAIRS = IN_PAIRS_;
+  // Of a large tile, which both warpgroups multiply and finish together: their CTAs are worth keeping in step.
+  static constexpr bool IS_LARGE = !PING_PONG && BLOCK_M > 64;
   static constexpr int NUM_CONSUMER_WARPGROUPS = PING_PONG || BLOCK_M > 64 ? 2 : 1;
   // Of a warpgroup: wgmmas of 64 rows for one k of 16.
   static constexpr int NUM_ROW_BLOCKS = BLOCK_M / 64 / (PING_PONG ? 1 : NUM_CONSUMER_WARPGROUPS);

@@ -8,8 +8,9 @@
 
 namespace mk {
 
-// The workspace of a launch: one partial tile and a flag for each 64 rows a CTA. Flags are zero before and
-// after every launch (the reader clears what it has read), so the caller zeroes them once.
+// The workspace of a launch: one partial tile and a flag for each 64 rows a CTA, and behind the flags the count
+// of CtasInStep. Flags and count are zero before and after every launch (the reader clears what it has read,
+// the last CTA the count), so the caller zeroes them once.
 struct PartialsLayout {
   static constexpr int MAX_BLOCKS = 4;
   size_t flags_bytes;
@@ -17,12 +18,15 @@ struct PartialsLayout {
   size_t num_bytes;
 
   MK_HOST_DEVICE PartialsLayout(int num_ctas, int block_m, int block_n)
-      : flags_bytes((num_ctas * MAX_BLOCKS * sizeof(uint32_t) + 127) / 128 * 128),
+      : flags_bytes(((num_ctas * MAX_BLOCKS + 1) * sizeof(uint32_t) + 127) / 128 * 128),
         tile_bytes(size_t{4} * block_m * block_n),
         num_bytes(flags_bytes + num_ctas * tile_bytes) {}
 
   MK_HOST_DEVICE uint32_t* flag(void* workspace, int cta, int block) const {
     return static_cast<uint32_t*>(workspace) + cta * MAX_BLOCKS + block;
+  }
+  MK_HOST_DEVICE static uint32_t* num_near(void* workspace, int num_ctas) {
+    return static_cast<uint32_t*>(workspace) + num_ctas * MAX_BLOCKS;
   }
   MK_HOST_DEVICE float* tile(void* workspace, int cta) const {
     return reinterpret_cast<float*>(static_cast<char*>(workspace) + flags_bytes + cta * tile_bytes);

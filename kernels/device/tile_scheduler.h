@@ -41,6 +41,16 @@ struct TileSchedule {
   bool streamk_is_last = false;
 
   MK_HOST_DEVICE int num_tiles() const { return num_m_tiles * num_n_tiles; }
+
+  // For CtasInStep, of tiles as large as a CTA can have: 0 where a worker has too few k-steps to fall far out
+  // of step, and would lose more by waiting.
+  MK_HOST_DEVICE int near_k_steps() const {
+    constexpr int NEAR_K_STEPS = 24;
+    constexpr int64_t LEAST_K_STEPS = 7168;
+    const bool is_long = int64_t{num_tiles()} * num_k_steps >= LEAST_K_STEPS * num_workers;
+    return is_long && num_k_steps >= NEAR_K_STEPS ? NEAR_K_STEPS : 0;
+  }
+
   // A worker's first whole tile, and the one after another.
   MK_HOST_DEVICE int first_tile(int worker) const { return worker; }
   MK_HOST_DEVICE int tile_after(int tile) const { return tile + num_workers; }

@@ -6,6 +6,7 @@
 
 #include <utility>
 
+#include "kernels/device/ctas_in_step.cuh"
 #include "kernels/device/gemm_epilogue.cuh"
 #include "kernels/device/gemm_mainloop.cuh"
 #include "kernels/device/gemm_partials.cuh"
@@ -79,14 +80,24 @@ __device__ __forceinline__ void producer_role(GemmStorage<Config>& smem, const G
   ptx::prefetch_tensormap(&params.load.map_b);
   TileCursor tiles(params.schedule, blockIdx.x);
   StageCursor<Config::NUM_STAGES> stages;
+  const int num_ctas = params.schedule.num_workers;
+  const CtasInStep in_step(PartialsLayout::num_near(params.workspace, num_ctas), num_ctas,
+                           Config::IS_LARGE ? params.schedule.near_k_steps() : 0);
+  in_step.begin();
   TileWork work;
+  int num_whole = 0;  // of the CTA's tiles; how many pieces of cut ones it has may differ
   while (tiles.next(&work)) {
     const Tracer tracer(trace_of<TRACED>(params), TRACE_LOAD);
     tracer.begin(TraceKind::load, trace_tile(work));
+    const bool is_whole = work.k_end - work.k_begin == params.schedule.num_k_steps;
+    if (is_whole && num_whole++ > 0) in_step.await_others(num_whole - 1);
     load_tile<Config>(smem.mainloop, stages, params.load, &params.load.map_a, work.m_tile * Config::BLOCK_M,
-                      work, AIsReady());
+                      work, [&](int k_step) {
+                        if (is_whole) in_step.at_k_step(k_step, 0, work.k_end);
+                      });
     tracer.end();
   }
+  in_step.leave();
 }
 
 // What becomes of a piece's accumulators: a partial tile for its owner, or, with the peers' partial tiles, the

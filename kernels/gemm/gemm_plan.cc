@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "kernels/device/gemm_partials_layout.h"
+#include "kernels/device/tile_scheduler.h"
 
 namespace mk {
 namespace {
@@ -179,6 +180,16 @@ GemmPlan gemm_plan_with(const GemmShape& shape, int num_sms, GemmTile tile, int 
     // Every worker needs a k-step of the cut tiles, or its peers would wait for a partial sum that never comes.
     plan.num_workers = static_cast<int>(std::min<int64_t>(plan.num_workers, plan.num_streamk_tiles * k_steps));
     plan.workspace_bytes = PartialsLayout(plan.num_ctas(), plan.block_m, plan.block_n).num_bytes;
+  }
+  const TileSchedule schedule = {static_cast<int>(ceil_divide(shape.m, plan.block_m)),
+                                 static_cast<int>(ceil_divide(shape.n, plan.block_n)),
+                                 static_cast<int>(k_steps),
+                                 plan.num_workers,
+                                 plan.num_streamk_tiles,
+                                 1};
+  if (schedule.near_k_steps() > 0 && !plan.ping_pong && plan.block_m > 64) {
+    const PartialsLayout layout(plan.num_ctas(), plan.block_m, plan.block_n);
+    plan.workspace_bytes = std::max(plan.workspace_bytes, layout.flags_bytes);
   }
   // About 2,048 rows: with 132 tiles of 128 x 256 in flight the block is then nearly square.
   plan.group_m = std::max(1, 2048 / plan.block_m);

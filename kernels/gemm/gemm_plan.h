@@ -29,7 +29,7 @@ struct GemmPlan {
   int num_workers = 0;         // CTAs, or clusters of these
   int num_streamk_tiles = 0;   // tiles that are cut along k; the rest are whole
   int group_m = 1;             // raster: see TileSchedule
-  size_t workspace_bytes = 0;  // 0 unless tiles are cut
+  size_t workspace_bytes = 0;  // 0 unless tiles are cut, or so many that CTAs are kept in step
   double predicted_us = 0;     // the model's time, by which this plan was chosen
 
   int num_cluster_ctas() const { return num_split_ctas * (in_pairs ? 2 : 1); }

@@ -81,6 +81,11 @@ __device__ __forceinline__ void st_relaxed_sys(uint64_t* address, uint64_t value
   asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
 
+// PTX ISA: red, `.relaxed`, `.add`
+__device__ __forceinline__ void red_relaxed_gpu_add(uint32_t* address, uint32_t value) {
+  asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+
 // PTX ISA: red, `.release`, `.add`
 __device__ __forceinline__ void red_release_gpu_add(uint32_t* address, uint32_t value) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
@@ -93,6 +98,14 @@ __device__ __forceinline__ void red_release_sys_add(uint64_t* address, uint64_t 
 }
 
 // PTX ISA: atom, `.relaxed`, `.add`
+__device__ __forceinline__ uint32_t atom_relaxed_gpu_add(uint32_t* address, uint32_t value) {
+  uint32_t before;
+  asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(address), "r"(value)
+               : "memory");
+  return before;
+}
 __device__ __forceinline__ uint64_t atom_relaxed_gpu_add(uint64_t* address, uint64_t value) {
   uint64_t before;
   asm volatile("atom.relaxed.gpu.global.add.u64 %0, [%1], %2;"

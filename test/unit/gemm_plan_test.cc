@@ -5,6 +5,8 @@
 
 #include <initializer_list>
 
+#include "kernels/device/gemm_partials_layout.h"
+#include "kernels/device/tile_scheduler.h"
 #include "test/support/catch.h"
 
 namespace {
@@ -93,4 +95,23 @@ TEST_CASE("where it is not known how many clusters run at a time, there are none
   GemmClusterLimits few = H200;
   few.at_a_time[2] = 39;
   CHECK(gemm_plan(shape_of(16, 2560, 8192), NUM_SMS, few).num_split_ctas != 2);
+}
+
+TEST_CASE("where a CTA has many thousand k-steps, CTAs are kept in step, and the workspace has their count") {
+  const GemmPlan shorter = gemm_plan(shape_of(8192, 28672, 8192), NUM_SMS, H200);
+  GemmPlan longer = gemm_plan(shape_of(32768, 16384, 32768), NUM_SMS, H200);
+  const auto near_k_steps = [](const GemmShape& shape, const GemmPlan& plan) {
+    const auto tiles = [](int64_t size, int block) { return static_cast<int>((size + block - 1) / block); };
+    return TileSchedule{tiles(shape.m, plan.block_m), tiles(shape.n, plan.block_n),
+                        tiles(shape.k, GEMM_BLOCK_K), plan.num_workers,
+                        plan.num_streamk_tiles,       plan.group_m}
+        .near_k_steps();
+  };
+  CHECK(near_k_steps(shape_of(8192, 28672, 8192), shorter) == 0);
+  CHECK(near_k_steps(shape_of(32768, 16384, 32768), longer) > 0);
+  const size_t flags_bytes = PartialsLayout(longer.num_ctas(), longer.block_m, longer.block_n).flags_bytes;
+  CHECK(longer.workspace_bytes >= flags_bytes);
+  longer = gemm_plan_with(shape_of(32768, 16384, 32768), NUM_SMS, {128, 256, false}, -1);
+  CHECK(longer.workspace_bytes == flags_bytes);
+  CHECK(gemm_plan_with(shape_of(8192, 28672, 8192), NUM_SMS, {128, 256, false}, -1).workspace_bytes == 0);
 }

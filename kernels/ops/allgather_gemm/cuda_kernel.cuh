@@ -5,6 +5,7 @@
 #pragma once
 
 #include "kernels/device/copy_rows.cuh"
+#include "kernels/device/ctas_in_step.cuh"
 #include "kernels/device/gemm_partials.cuh"
 #include "kernels/device/rank_gemm.cuh"
 #include "kernels/ops/allgather_gemm/cuda_params.h"
@@ -120,6 +121,14 @@ class PanelWaits {
   int next_step_;  // the first of a panel not waited for
 };
 
+// Those that compute from the beginning.
+template <class Config, class Params>
+__device__ __forceinline__ CtasInStep ctas_in_step(const Params& params) {
+  const int num_ctas = params.tiles.num_workers;
+  return {&params.comm.state->num_near, num_ctas,
+          Config::IS_LARGE && static_cast<int>(blockIdx.x) < num_ctas ? params.tiles.near_k_steps() : 0};
+}
+
 template <class Config, class Params>
 __device__ __forceinline__ void produce(const RankLaunch& launch, MainloopStorage<Config>& smem,
                                         const Params& params) {
@@ -129,13 +138,20 @@ __device__ __forceinline__ void produce(const RankLaunch& launch, MainloopStorag
   ptx::prefetch_tensormap(&params.map_gathered[launch.bank()]);
   RankTileCursor tiles(tile_schedule(params), blockIdx.x, tile_order(params));
   StageCursor<Config::NUM_STAGES> stages;
+  const CtasInStep in_step = ctas_in_step<Config>(params);
+  in_step.begin();
   TileWork work;
   while (tiles.next(&work, Config::BLOCK_M, [&](int position) { return rows_at(params, position); })) {
     const SourceTile tile = source_tile<Config::BLOCK_M>(params, work);
     const bool is_own = tile.source == params.comm.rank;
     const Tracer tracer(params.comm.trace, TRACE_LOAD);
     tracer.begin(TraceKind::load, trace_tile(work));
-    PanelWaits<Config::BLOCK_M, Params> waits(launch, params, tile, work);
+    PanelWaits<Config::BLOCK_M, Params> panels(launch, params, tile, work);
+    const auto waits = [&](int k_step) {
+      in_step.at_k_step(k_step, work.k_begin, work.k_end);
+      panels(k_step);
+    };
+    if (work.ordinal > 0) in_step.await_others(work.ordinal);
     const int first_row = is_own ? tile.first_row : tile.begin;
     if (work.ordinal == 0 && !is_own) {
       const int map = map_gathered.get(launch);
@@ -146,6 +162,7 @@ __device__ __forceinline__ void produce(const RankLaunch& launch, MainloopStorag
     }
     tracer.end();
   }
+  in_step.leave();
 }
 
 __device__ __forceinline__ PushUnits push_units(const CudaParams& params, int buffer_bytes) {
@@ -364,7 +381,7 @@ __device__ __forceinline__ void finish_rows(const CudaParams& params, RankGemmSt
   const int warp = threadIdx.x / 32;
   const int row = begin + block * 64 + warp % 4 * 16;
   // Flags lie where no launch of fewer CTAs has partial tiles.
-  constexpr int MOST_CTAS = STAGING_FLAGS_BYTES / (PartialsLayout::MAX_BLOCKS * sizeof(uint32_t));
+  constexpr int MOST_CTAS = STAGING_FLAGS_BYTES / (PartialsLayout::MAX_BLOCKS * sizeof(uint32_t)) - 1;
   const PartialsLayout partials(MOST_CTAS, Config::BLOCK_M, Config::BLOCK_N);
   if (!work.is_owner) {
     partials_store(accumulators, partials, params.comm.partials, blockIdx.x, block, row < end);

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "kernels/device/copy_rows.cuh"
+#include "kernels/device/ctas_in_step.cuh"
 #include "kernels/device/partial_sums.cuh"
 #include "kernels/device/rank_gemm.cuh"
 #include "kernels/ops/gemm_reduce_scatter/cuda_params.h"
@@ -77,17 +78,23 @@ __device__ __forceinline__ void produce(MainloopStorage<Config>& smem, const Par
   ptx::prefetch_tensormap(&params.load.map_b);
   auto tiles = tile_cursor(params);
   StageCursor<Config::NUM_STAGES> stages;
+  const CtasInStep in_step(&params.comm.state->num_near, params.tiles.num_workers,
+                           Config::IS_LARGE ? params.tiles.near_k_steps() : 0);
+  in_step.begin();
   TileWork work;
-  while (next_tile<Config>(params, tiles, &work)) {
+  for (int ordinal = 0; next_tile<Config>(params, tiles, &work); ++ordinal) {
     const TilePlace place = place_of(params, work, Config::BLOCK_M);
     const Tracer tracer(params.comm.trace, TRACE_LOAD);
     tracer.begin(TraceKind::load, trace_tile(work));
     TileWork load = work;
     load.n_tile = place.n_tile;
+    if (ordinal > 0) in_step.await_others(ordinal);
     load_tile<Config>(smem, stages, params.load, &params.load.map_a,
-                      first_row_of(params, place.owner) + place.row, load, AIsReady());
+                      first_row_of(params, place.owner) + place.row, load,
+                      [&](int k_step) { in_step.at_k_step(k_step, work.k_begin, work.k_end); });
     tracer.end();
   }
+  in_step.leave();
 }
 
 __device__ __forceinline__ int element_bytes_of(GemmType type) { return type == GemmType::fp32 ? 4 : 2; }

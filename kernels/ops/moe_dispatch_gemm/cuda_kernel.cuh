@@ -77,14 +77,16 @@ __device__ __forceinline__ void produce(const RankLaunch& launch, moe::ProductSt
   const GroupedTiles tiles = tiles_of(params, tables, Config::BLOCK_M);
   GroupedTileCursor cursor(tiles, passes, blockIdx.x);
   StageCursor<Config::NUM_STAGES> stages;
+  const CtasInStep in_step = moe::ctas_in_step<Config>(params.comm, params.num_compute_ctas);
   GroupedTile work;
   while (cursor.next(&work)) {
     const Tracer tracer(params.comm.trace, TRACE_LOAD);
     tracer.begin(TraceKind::load, trace_tile(work));
-    moe::load_expert_tile<Config>(smem.mainloop, stages, map_rows, work.row, &params.map_w, work,
+    moe::load_expert_tile<Config>(smem.mainloop, stages, map_rows, work.row, &params.map_w, work, in_step,
                                   [&] { moe::wait_ready(smem.num_ready, work.ordinal); });
     tracer.end();
   }
+  in_step.leave();
 }
 
 // What came beside a consumer warp's 16 rows, a lane's: asked for before the tile's last products are through.

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "kernels/device/ctas_in_step.cuh"
 #include "kernels/device/grouped_tiles.h"
 #include "kernels/device/rank_gemm.cuh"
 #include "kernels/ops/moe_routing/cuda_routing.cuh"
@@ -69,18 +70,31 @@ __device__ __forceinline__ void load_weights_stage(MainloopStorage<Config>& smem
   }
 }
 
-// Producer, one thread: rows from `row` of `map_rows` on, once wait() has returned. Weights never wait.
+// An expert's tiles share its weights; of low tiles, there is one an expert and column.
+template <class Config>
+__device__ __forceinline__ CtasInStep ctas_in_step(const RankComm& comm, int num_ctas) {
+  constexpr int NEAR_K_STEPS = 4;
+  return {&comm.state->num_near, num_ctas, Config::IS_LARGE ? NEAR_K_STEPS : 0};
+}
+
+// Producer, one thread: rows from `row` of `map_rows` on, once wait() has returned, but for the first weights.
 template <class Config, class Wait>
 __device__ __forceinline__ void load_expert_tile(MainloopStorage<Config>& smem,
                                                  StageCursor<Config::NUM_STAGES>& cursor,
                                                  const CUtensorMap* map_rows, int row, const CUtensorMap* map_w,
-                                                 const GroupedTile& work, Wait&& wait) {
+                                                 const GroupedTile& work, const CtasInStep& in_step,
+                                                 Wait&& wait) {
   const int n = work.n_tile * Config::BLOCK_N;
   for (int k_step = 0; k_step < work.k_end; ++k_step) {
     mbarrier_wait(&smem.stage_empty[cursor.stage], cursor.phase ^ 1);
     ptx::mbarrier_arrive_expect_tx(&smem.stage_full[cursor.stage], Config::STAGE_BYTES);
     load_weights_stage<Config>(smem, cursor.stage, map_w, n, k_step * Config::BLOCK_K, work.group);
-    if (k_step == 0) wait();
+    if (k_step == 0) {
+      wait();
+      if (work.ordinal == 0) in_step.begin();
+      in_step.await_others(work.ordinal);
+    }
+    in_step.at_k_step(k_step, 0, work.k_end);
     load_a_stage<Config>(smem, cursor.stage, map_rows, row, k_step * Config::BLOCK_K);
     cursor.advance();
   }

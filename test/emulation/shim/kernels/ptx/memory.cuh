@@ -39,6 +39,12 @@ inline uint64_t atom_relaxed_gpu_add(uint64_t* address, uint64_t value) {
 inline uint32_t atom_acq_rel_gpu_add(uint32_t* address, uint32_t value) {
   return __atomic_fetch_add(address, value, __ATOMIC_ACQ_REL);
 }
+inline uint32_t atom_relaxed_gpu_add(uint32_t* address, uint32_t value) {
+  return __atomic_fetch_add(address, value, __ATOMIC_RELAXED);
+}
+inline void red_relaxed_gpu_add(uint32_t* address, uint32_t value) {
+  __atomic_fetch_add(address, value, __ATOMIC_RELAXED);
+}
 inline void red_release_gpu_add(uint32_t* address, uint32_t value) {
   __atomic_fetch_add(address, value, __ATOMIC_RELEASE);
 }
