@@ -173,6 +173,7 @@ cudaError_t launch_combine(const MoeCall& call, const MoePlan& plan, const RankC
     params.sum_chunks = plan.network.sum_chunks;
     params.network = plan.network.sum_layout;
     params.numbers = plan.network.sum_numbers;
+    params.num_split = plan.network.num_split;
     params.num_push_ctas = plan.plan.copy_ctas;
     params.num_relay_ctas = plan.plan.reduce_ctas;
     return launch_cooperatively(kernel.kernel, params, num_ctas + NUM_NETWORK_CTAS, kernel.num_threads,

@@ -197,24 +197,67 @@ Status choose_tile(const MoeCall& call, int nranks, MoePlan& to) {
                                              operator_name(call.op), call.tuning.tile_m, call.tuning.tile_n));
 }
 
+// The part of tokens that goes to another given node.
+double part_that_goes_there(const MoeCall& call, int num_nodes) {
+  return 1 - std::pow(1 - 1.0 / num_nodes, call.topk);
+}
+
 // CTAs that do nothing but push: as many as bring rows as fast as the others compute them, and no more than
-// fill the links and the share of rows that stay at home. Where an expert has few rows its weights take longer
-// than its product.
-int choose_push_ctas(const MoeCall& call, int nranks, int num_sms) {
+// fill the links. A dispatch's also push rows that stay at home and pack what goes to other nodes; a combine's
+// only what leaves the rank. Where an expert has few rows its weights take longer than its product.
+// `local_ranks`: of a node.
+int choose_push_ctas(const MoeCall& call, int nranks, int num_nodes, int local_ranks, int num_sms) {
   constexpr double MIN_PUSH_CTAS = 4;
   constexpr double MIN_PUSH_CTAS_OF_FEW_ROWS = 2;
   constexpr double MAX_PUSH_CTAS = 14;
   constexpr double SPARE = 1.15;
   if (call.tuning.copy_ctas > 0) return std::clamp(call.tuning.copy_ctas, 1, num_sms - 1);
+  const bool dispatches = call.op == MK_OPERATOR_MOE_DISPATCH_GEMM;
+  if (!dispatches && local_ranks == 1) return 0;
   const int64_t rows = guessed_rows(call, nranks);
-  const double element = call.op == MK_OPERATOR_MOE_DISPATCH_GEMM ? 2 : element_bytes(call.out_dtype);
+  const double pushes = dispatches ? 1 + (num_nodes - 1) * part_that_goes_there(call, num_nodes) / call.topk
+                                   : 1 - 1.0 / local_ranks;
+  const double element = dispatches ? 2 : element_bytes(call.out_dtype);
   // For each column of an expert's rows.
   const double product_us = 2 * static_cast<double>(rows * call.inter) / FLOPS_PER_US;
   const double weights_us = 2 * static_cast<double>(call.inter) / WEIGHT_BYTES_PER_US;
-  const double bytes_per_us = static_cast<double>(rows) * element / std::max(product_us, weights_us);
+  const double bytes_per_us = static_cast<double>(rows) * element * pushes / std::max(product_us, weights_us);
   const double wanted = std::ceil(SPARE * bytes_per_us / BYTES_PER_US_OF_CTA);
   const double least = rows <= FEW_ROWS_OF_EXPERT ? MIN_PUSH_CTAS_OF_FEW_ROWS : MIN_PUSH_CTAS;
   return std::clamp(static_cast<int>(std::clamp(wanted, least, MAX_PUSH_CTAS)), 1, std::max(1, num_sms / 4));
+}
+
+// Experts of a rank whose tiles of its own node's tokens alone are computed apart from the others, to fill the
+// time by which what travels is behind (a dispatch) or would be behind (a combine) otherwise. Tokens travel in
+// the order in which their first expert is computed, or their last, so that when a part y of the experts is
+// through, 1 - (1 - y)^k of the tokens with k rows in a node have had to travel. What else is late fills a part
+// of that time too; and where an expert's rows are few, its weights are read twice for no gain.
+int choose_split(const MoeCall& call, int nranks, int num_nodes, int experts_per_rank, int64_t token_bytes) {
+  constexpr double NIC_BYTES_PER_US = 50e3;
+  constexpr double BUSY_BYTES_PER_US = 2.5e6;  // of weights, beside rows that travel
+  constexpr double PART_TO_FILL = 0.6;
+  constexpr double STEPS = 64;
+  const double expert_bytes = 2 * static_cast<double>(call.hidden * call.inter);
+  const auto pass_us = [&](double rows) {
+    return std::max(rows * expert_bytes / FLOPS_PER_US, expert_bytes / BUSY_BYTES_PER_US);
+  };
+  const auto rows = static_cast<double>(guessed_rows(call, nranks));
+  const double near_rows = rows / num_nodes - moe::BLOCK_ROWS / 2;
+  if (near_rows <= 0) return 0;
+  const double near_us = pass_us(near_rows);
+  const double again_us = near_us + pass_us(rows - near_rows) - pass_us(rows);
+
+  const double all_us = experts_per_rank * pass_us(rows);
+  const double tokens = rows * experts_per_rank / call.topk;
+  const double goes_there = part_that_goes_there(call, num_nodes);
+  const double rows_there = call.topk / (num_nodes * goes_there);
+  const double network_us =
+      tokens * (num_nodes - 1) * goes_there * static_cast<double>(token_bytes) / NIC_BYTES_PER_US;
+  double behind_us = 0;
+  for (double y = 1 / STEPS; y <= 1; y += 1 / STEPS)
+    behind_us = std::max(behind_us, network_us * (1 - std::pow(1 - y, rows_there)) - y * all_us);
+  const double experts = PART_TO_FILL * behind_us / near_us * std::max(0.0, 1 - again_us / near_us);
+  return static_cast<int>(std::min<double>(experts, experts_per_rank));
 }
 
 // CTAs that do nothing but sum for other nodes. With a token's rows half in this node, what a NIC carries away
@@ -258,7 +301,11 @@ Result<MoePlan> moe_plan(const MoeCall& call, int nranks, int num_sms, const Top
   MK_RETURN_IF_ERROR(choose_tile(call, nranks, to));
   mk_plan_t& plan = to.plan;
   const int64_t row_bytes = call.hidden * (dispatches ? 2 : element_bytes(call.out_dtype));
-  plan.copy_ctas = choose_push_ctas(call, nranks, num_sms);
+  const int num_nodes = nodes == nullptr ? 1 : nodes->num_nodes;
+  int local_ranks = nodes == nullptr ? nranks : 1;
+  for (int node = 0; nodes != nullptr && node < nodes->num_nodes; ++node)
+    local_ranks = std::max(local_ranks, static_cast<int>(nodes->node_nranks(node)));
+  plan.copy_ctas = choose_push_ctas(call, nranks, num_nodes, local_ranks, num_sms);
   plan.compute_ctas = num_sms - plan.copy_ctas;
   if (call.tuning.compute_ctas > 0) plan.compute_ctas = std::min(plan.compute_ctas, call.tuning.compute_ctas);
   plan.tile_m = moe::CUDA_TILES[to.tile].block_m;
@@ -271,6 +318,8 @@ Result<MoePlan> moe_plan(const MoeCall& call, int nranks, int num_sms, const Top
     const MoeNetworkPlan& network = to.network;
     const int64_t bytes_of_token = dispatches ? network.layout.packet_bytes
                                               : network.sum_layout.row_bytes + network.sum_layout.route_bytes;
+    to.network.num_split = choose_split(call, nranks, num_nodes,
+                                        routing_of(call, nranks, num_nodes).experts_per_rank(), bytes_of_token);
     plan.send_ctas = 1;
     plan.reduce_ctas = relay_ctas;
     plan.network_bytes = call.tokens * std::min(call.topk, nodes->num_nodes - 1) * bytes_of_token;

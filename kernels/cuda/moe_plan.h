@@ -15,6 +15,7 @@ namespace mk {
 // Of several nodes.
 struct MoeNetworkPlan {
   moe::NodeMap nodes;
+  int num_split;  // experts of a rank, see near_tiles.h
   // Dispatch.
   moe::PacketChunks chunks;
   moe_dispatch_gemm::NetworkLayout layout;

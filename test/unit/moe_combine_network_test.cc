@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "kernels/ops/moe_gemm_combine/network_schedule.h"
+#include "kernels/ops/moe_routing/near_tiles.h"
 #include "test/support/catch.h"
 #include "test/unit/moe_network_job.h"
 
@@ -37,14 +38,16 @@ struct RankTables {
   Tables rows;
   NetworkTables network;
 };
-std::unique_ptr<RankTables> tables_of(const Job& job, int rank, const Chunks& chunks) {
+std::unique_ptr<RankTables> tables_of(const Job& job, int rank, const Chunks& chunks, int num_split) {
   auto made = std::make_unique<RankTables>();
   Tables& tables = made->rows;
   NetworkTables& network = made->network;
   const moe::CudaRouting routing = job.routing(rank);
   const moe::Counts counts = job.counts(routing);
   const int first = routing.first_expert(rank), num_experts = routing.num_experts(rank);
-  fill_homes(routing, tables, [&](int home) { return job.nodes.node[home] != job.nodes.node[rank]; });
+  fill_homes(
+      routing, num_split, tables, [&](int home) { return job.nodes.node[home] != job.nodes.node[rank]; },
+      [&](int home) { return collects(job.nodes, rank, home); });
   for (int local = 0; local < num_experts; ++local) count_expert(routing, counts, UNIT_ROWS, local, tables);
   for (uint32_t* sums : {tables.rows, tables.blocks, tables.rounds}) {
     uint32_t sum = 0;
@@ -71,8 +74,13 @@ std::unique_ptr<RankTables> tables_of(const Job& job, int rank, const Chunks& ch
   fill_begins(routing, job.nodes, make_rank_order(job.view(rank)), chunks.routes, chunks.sums, counts, tables,
               network);
   for (int i = 0; i < num_experts * job.nranks; ++i) {
-    tables.peer_rows[i] += network.row_begins[i % job.nranks];
-    tables.peer_blocks[i] += network.block_begins[i % job.nranks];
+    const int home = i % job.nranks;
+    if (collects(job.nodes, rank, home)) {
+      keep_rows(routing, counts, i / job.nranks, home, tables);
+    } else {
+      tables.peer_rows[i] += network.row_begins[home];
+      tables.peer_blocks[i] += network.block_begins[home];
+    }
   }
   return made;
 }
@@ -88,7 +96,8 @@ struct Landed {
 };
 using AllLanded = std::map<std::pair<int, int64_t>, Landed>;  // (collector, row) -> where from
 
-void push_rows(const Job& job, const std::vector<std::unique_ptr<RankTables>>& tables, AllLanded& landed) {
+void push_rows(const Job& job, const std::vector<std::unique_ptr<RankTables>>& tables, int num_split,
+               AllLanded& landed) {
   const CudaLayout layout{128, ROW_BYTES};
   const NetworkNumbers numbers = numbers_of(job);
   std::map<std::pair<int, uint32_t>, int64_t> units_left;  // (collector, block)
@@ -100,11 +109,11 @@ void push_rows(const Job& job, const std::vector<std::unique_ptr<RankTables>>& t
     REQUIRE(own.rows.home_rows[job.experts] == own.network.regions.collected);
     REQUIRE(own.rows.rows[num_experts] == own.network.regions.computed);
     std::map<uint32_t, std::pair<int, uint32_t>> counted;  // place of a count -> (collector, block)
-    bool is_near = false;
-    for (uint32_t turn = 0; num_experts > 0 && turn < own.rows.rounds[num_experts] * job.nranks; ++turn) {
+    std::tuple<int, int> last = {0, 0};                    // pass over the experts, expert
+    for (uint32_t turn = 0; num_experts > 0 && turn < num_turns(routing, own.rows); ++turn) {
       const PushUnit unit = unit_of(routing, layout, UNIT_ROWS, own.rows, job.counts(routing), turn);
       if (unit.num_bytes == 0) continue;
-      // Rows of other nodes' tokens go first.
+      // In the order in which they are computed.
       const int64_t first = (unit.to - layout.home_row(0)) / ROW_BYTES;
       bool is_far = false;
       for (int home = 0; home < job.nranks; ++home) {
@@ -112,9 +121,14 @@ void push_rows(const Job& job, const std::vector<std::unique_ptr<RankTables>>& t
         if (own.rows.collector[home] == unit.rank && in_list >= 0 && in_list < own.network.list_rows[home])
           is_far = job.nodes.node[home] != job.nodes.node[rank];
       }
-      REQUIRE_FALSE((is_far && is_near));
-      is_near = !is_far;
+      const int expert = moe::find_interval(own.rows.rows, num_experts,
+                                            static_cast<uint32_t>((unit.from - products) / ROW_BYTES));
+      const bool is_split = moe::is_split(routing, rank, num_split, expert);
+      const std::tuple<int, int> key = {is_split ? (is_far ? 0 : 2) : 1, expert};
+      REQUIRE(key >= last);
+      last = key;
       REQUIRE(job.nodes.node[unit.rank] == job.nodes.node[rank]);
+      REQUIRE(unit.rank != rank);
       const uint32_t block = unit.note >> 24 & 0xffffff;
       const auto place = static_cast<uint32_t>(unit.note & 0xffffff);
       REQUIRE(static_cast<int>(unit.note >> 56) == unit.rank);
@@ -133,13 +147,8 @@ void push_rows(const Job& job, const std::vector<std::unique_ptr<RankTables>>& t
     }
   }
   for (const auto& [block, units] : units_left) REQUIRE(units == 0);
-  // They fill the regions of their collectors.
-  for (int rank = 0; rank < job.nranks; ++rank) {
-    const int64_t collected = tables[static_cast<size_t>(rank)]->network.regions.collected;
-    const auto begin = landed.lower_bound({rank, 0}), end = landed.lower_bound({rank + 1, 0});
-    REQUIRE(std::distance(begin, end) == collected);
-    if (collected > 0) REQUIRE(std::prev(end)->first.second == collected - 1);
-  }
+  for (const auto& [at, where] : landed)
+    REQUIRE(at.second < tables[static_cast<size_t>(at.first)]->network.regions.collected);
 }
 
 // The row of an item at its expert's rank.
@@ -150,14 +159,29 @@ int64_t row_of(const Job& job, const RankTables& at_rank, int source, const Item
   return row;
 }
 
+// Where the collector of a source's rows looks for one of them, number `row` and in block `block` of the list
+// that comes there.
 void check_found(const Job& job, const std::vector<std::unique_ptr<RankTables>>& tables,
                  const AllLanded& landed, int collector, int64_t row, int64_t block, int source,
                  const Item& item) {
   const int rank = job.rank_of_expert(item.expert);
+  const RankTables& at_rank = *tables[static_cast<size_t>(rank)];
+  if (rank == collector) {
+    const moe::CudaRouting routing = job.routing(rank);
+    const AwaitedRow its =
+        kept_row(routing, at_rank.rows, item.expert, source, static_cast<uint32_t>(item.slot));
+    const int64_t computed = its.row - at_rank.network.regions.collected;
+    REQUIRE(computed == row_of(job, at_rank, source, item));
+    const int local = item.expert - routing.first_expert(rank);
+    REQUIRE(its.block == at_rank.rows.blocks[local] + (computed - at_rank.rows.rows[local]) / moe::BLOCK_ROWS);
+    REQUIRE(its.flag == static_cast<int>(HALF_FLAGS + its.block));
+    REQUIRE(landed.count({collector, row}) == 0);
+    return;
+  }
   const auto found = landed.find({collector, row});
   REQUIRE(found != landed.end());
   REQUIRE(found->second.rank == rank);
-  REQUIRE(found->second.row == row_of(job, *tables[static_cast<size_t>(rank)], source, item));
+  REQUIRE(found->second.row == row_of(job, at_rank, source, item));
   REQUIRE(found->second.block == block);
 }
 
@@ -250,11 +274,12 @@ TEST_CASE("every row comes to its collector once, and every token is listed, rou
       const int topk = 1 + static_cast<int>(random() % 16);
       const Job job(OP, nodes, topk + static_cast<int>(random() % 40), topk, random);
       for (const int units : {1, 3, 50}) {
+        const int num_split = static_cast<int>(random() % (job.experts + 2));
         const Chunks chunks = {{32, 32 * units, 5}, {1 + turn % 8, (1 + turn % 8) * units, 7}};
         std::vector<std::unique_ptr<RankTables>> tables;
-        for (int rank = 0; rank < job.nranks; ++rank) tables.push_back(tables_of(job, rank, chunks));
+        for (int rank = 0; rank < job.nranks; ++rank) tables.push_back(tables_of(job, rank, chunks, num_split));
         AllLanded landed;
-        push_rows(job, tables, landed);
+        push_rows(job, tables, num_split, landed);
         std::set<std::pair<int, int64_t>> routed, summed;
         for (int rank = 0; rank < job.nranks; ++rank)
           check_rank(job, chunks, tables, landed, rank, routed, summed);

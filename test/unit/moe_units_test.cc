@@ -102,7 +102,8 @@ std::unique_ptr<moe_gemm_combine::Tables> combine_tables(const Job& job, int ran
   auto tables = std::make_unique<moe_gemm_combine::Tables>();
   const moe::CudaRouting routing = job.routing(rank);
   const int first = routing.first_expert(rank), count = routing.num_experts(rank);
-  fill_homes(routing, *tables, [](int) { return false; });
+  fill_homes(
+      routing, 0, *tables, [](int) { return false; }, [&](int home) { return home == rank; });
   for (int local = 0; local < count; ++local)
     count_expert(routing, job.counts(routing), unit_rows, local, *tables);
   for (uint32_t* sums : {tables->rows, tables->blocks, tables->rounds}) scan(sums, count);
@@ -120,6 +121,7 @@ std::unique_ptr<moe_gemm_combine::Tables> combine_tables(const Job& job, int ran
       block += moe::num_row_blocks(job.rows[home][expert]);
     }
   }
+  for (int local = 0; local < count; ++local) keep_rows(routing, job.counts(routing), local, rank, *tables);
   return tables;
 }
 
@@ -200,7 +202,7 @@ void check_combine(const Job& job, uint32_t unit_rows) {
     const int num_experts = routing.num_experts(rank);
     const int64_t products = layout.product_row(tables->home_rows[job.experts], 0);
     std::map<uint32_t, std::pair<int, uint32_t>> counted;  // place of a count -> (home, block)
-    for (uint32_t turn = 0; num_experts > 0 && turn < tables->rounds[num_experts] * job.nranks; ++turn) {
+    for (uint32_t turn = 0; num_experts > 0 && turn < num_turns(routing, *tables); ++turn) {
       const auto unit = unit_of(routing, layout, unit_rows, *tables, job.counts(routing), turn);
       if (unit.num_bytes == 0) continue;
       const int64_t row = (unit.from - products) / layout.row_bytes;
@@ -214,6 +216,7 @@ void check_combine(const Job& job, uint32_t unit_rows) {
         REQUIRE(block >= unit.first_block);
         REQUIRE(block < unit.first_block + unit.num_blocks);
       }
+      REQUIRE(unit.rank != rank);
       REQUIRE(static_cast<int>(unit.note >> 56) == unit.rank);
       const uint32_t block = unit.note >> 24 & 0xffffff;
       const auto [left, is_first] =
@@ -232,7 +235,16 @@ void check_combine(const Job& job, uint32_t unit_rows) {
     const auto tables = combine_tables(job, home, unit_rows);
     const moe::CudaRouting routing = job.routing(home);
     for (int expert = 0; expert < job.experts; ++expert) {
-      for (uint32_t slot = 0; slot < job.rows[home][expert]; ++slot, ++num_rows) {
+      for (uint32_t slot = 0; slot < job.rows[home][expert]; ++slot) {
+        if (expert / routing.experts_per_rank == home) {
+          const auto its = kept_row(routing, *tables, expert, home, slot);
+          const int64_t row = int64_t{job.place(home, expert)} + slot;
+          const int local = expert - routing.first_expert(home);
+          REQUIRE(its.row == tables->home_rows[job.experts] + row);
+          REQUIRE(its.block == tables->blocks[local] + (row - tables->rows[local]) / moe::BLOCK_ROWS);
+          continue;
+        }
+        ++num_rows;
         const auto found = landed.find({home, tables->home_rows[expert] + slot});
         REQUIRE(found != landed.end());
         REQUIRE(found->second ==

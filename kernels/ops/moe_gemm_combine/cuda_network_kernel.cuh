@@ -132,8 +132,10 @@ __device__ __forceinline__ void place(const RankLaunch& launch, const NetworkPar
   const moe::CudaRouting& routing = params.routing;
   const moe::Counts counts(routing, launch.area(routing.rank, 0));
   for (int local = threadIdx.x; local < routing.num_experts(routing.rank); local += Config::NUM_THREADS) {
-    smem.near_tiles[local] = moe::near_tiles(routing, params.nodes, counts,
-                                             routing.first_expert(routing.rank) + local, Config::BLOCK_M);
+    smem.near_tiles[local] = moe::is_split(routing, routing.rank, params.num_split, local)
+                                 ? moe::near_tiles(routing, params.nodes, counts,
+                                                   routing.first_expert(routing.rank) + local, Config::BLOCK_M)
+                                 : TileRange{0, 0};
   }
   fill_network_tables<Config::NUM_THREADS>(launch, params, smem.tables, smem.network);
   if (static_cast<int>(blockIdx.x) < params.routing.num_counting_ctas)

@@ -46,8 +46,11 @@ __device__ void fill_network_tables(const RankLaunch& launch, const NetworkParam
   const moe::CudaRouting& routing = params.routing;
   const moe::Counts counts(routing, launch.area(routing.rank, 0));
   const int own_node = params.nodes.node[routing.rank];
-  if (threadIdx.x == 0)
-    fill_homes(routing, tables, [&](int home) { return params.nodes.node[home] != own_node; });
+  if (threadIdx.x == 0) {
+    fill_homes(
+        routing, params.num_split, tables, [&](int home) { return params.nodes.node[home] != own_node; },
+        [&](int home) { return collects(params.nodes, routing.rank, home); });
+  }
   fill_experts<NUM_THREADS>(params, counts, tables);
   for (int i = threadIdx.x / 32; i < routing.nranks + params.nodes.num_nodes; i += NUM_THREADS / 32) {
     if (i < routing.nranks) {
@@ -64,8 +67,13 @@ __device__ void fill_network_tables(const RankLaunch& launch, const NetworkParam
   __syncthreads();
   const int num_places = routing.num_experts(routing.rank) * routing.nranks;
   for (int i = threadIdx.x; i < num_places; i += NUM_THREADS) {
-    tables.peer_rows[i] += network.row_begins[i % routing.nranks];
-    tables.peer_blocks[i] += network.block_begins[i % routing.nranks];
+    const int home = i % routing.nranks;
+    if (collects(params.nodes, routing.rank, home)) {
+      keep_rows(routing, counts, i / routing.nranks, home, tables);
+    } else {
+      tables.peer_rows[i] += network.row_begins[home];
+      tables.peer_blocks[i] += network.block_begins[home];
+    }
   }
   __syncthreads();
 }

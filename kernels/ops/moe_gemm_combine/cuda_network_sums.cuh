@@ -57,9 +57,11 @@ __device__ __forceinline__ void write_routes(const RankLaunch& launch, const Net
     if (its.expert >= 0 && its.expert < routing.experts &&
         params.nodes.node[its.expert / routing.experts_per_rank] == node &&
         static_cast<uint32_t>(its.slot) < counts.expert_rows(routing.rank, its.expert)) {
-      route = {its.expert, tables.home_rows[its.expert] + its.slot,
-               tables.home_blocks[its.expert] + static_cast<uint32_t>(its.slot) / moe::BLOCK_ROWS,
-               params.weights[from]};
+      route = {its.expert, static_cast<uint32_t>(its.slot), 0, params.weights[from]};
+      if (!params.nodes.relays(its.expert / routing.experts_per_rank, routing.rank)) {
+        route.row += tables.home_rows[its.expert];
+        route.block = tables.home_blocks[its.expert] + static_cast<uint32_t>(its.slot) / moe::BLOCK_ROWS;
+      }
     }
     routes[begin + lane] = *reinterpret_cast<const int4*>(&route);
   }
@@ -94,9 +96,17 @@ __device__ __forceinline__ void pack_routes(const RankLaunch& launch, const Netw
   }
 }
 
+// A row, and its block, of those of a home's that come here.
+__device__ __forceinline__ AwaitedRow come_row(const NetworkParams& params, const NetworkTables& network,
+                                               int home, uint32_t row, uint32_t block) {
+  const uint32_t number = network.block_begins[home] + block;
+  return {network.row_begins[home] + row, params.first_flag + static_cast<int>(number), number};
+}
+
 // By a whole warp: the rows of the `token`-th of those that a home has listed for this node. Waits for them.
 // False: the launch is to end.
 __device__ __forceinline__ bool find_relayed_rows(const RankLaunch& launch, const NetworkParams& params,
+                                                  const moe::Counts& counts, const Tables& tables,
                                                   const NetworkTables& network, int home, uint32_t token,
                                                   TokenRows* found) {
   const moe::CudaRouting& routing = params.routing;
@@ -110,17 +120,25 @@ __device__ __forceinline__ bool find_relayed_rows(const RankLaunch& launch, cons
     route = reinterpret_cast<const SumRoute&>(words);
   }
   // Whatever has come, nothing is read but the home's rows.
-  const bool has_row = route.expert >= 0 && route.expert < routing.experts &&
-                       route.row < network.list_rows[home] && route.block < network.list_blocks[home];
-  bool is_there = true;
-  if (has_row) {
-    const uint32_t block = network.block_begins[home] + route.block;
-    is_there = launch.wait_flag(params.first_flag + static_cast<int>(block), DeviceRole::reduce,
-                                DeviceObject::row_block, route.expert / routing.experts_per_rank, block);
+  bool has_row = false, is_there = true;
+  uint32_t row = 0;
+  if (route.expert >= 0 && route.expert < routing.experts) {
+    const int rank = route.expert / routing.experts_per_rank;
+    AwaitedRow its;
+    if (rank == routing.rank) {
+      has_row = route.row < counts.expert_rows(home, route.expert);
+      its = kept_row(routing, tables, route.expert, home, route.row);
+    } else {
+      has_row = route.row < network.list_rows[home] && route.block < network.list_blocks[home];
+      its = come_row(params, network, home, route.row, route.block);
+    }
+    row = its.row;
+    if (has_row)
+      is_there = launch.wait_flag(its.flag, DeviceRole::reduce, DeviceObject::row_block, rank, its.block);
   }
   is_there = __all_sync(~0u, is_there);
   __syncwarp();
-  *found = order_rows(routing.topk, has_row, route.expert, network.row_begins[home] + route.row, route.weight);
+  *found = order_rows(routing.topk, has_row, route.expert, row, route.weight);
   return is_there;
 }
 
@@ -128,8 +146,8 @@ __device__ __forceinline__ bool find_relayed_rows(const RankLaunch& launch, cons
 // turn, to where the network takes them.
 template <class Buffers>
 __device__ __forceinline__ void sum_relayed(const RankLaunch& launch, const NetworkParams& params,
-                                            const NetworkTables& network, const RelayWarp& warp,
-                                            Buffers&& buffers) {
+                                            const Tables& tables, const NetworkTables& network,
+                                            const RelayWarp& warp, Buffers&& buffers) {
   const moe::CudaRouting& routing = params.routing;
   const int lane = threadIdx.x % 32;
   const moe::PacketChunks& chunks = params.sum_chunks;
@@ -156,7 +174,7 @@ __device__ __forceinline__ void sum_relayed(const RankLaunch& launch, const Netw
       if (!__shfl_sync(~0u, static_cast<int>(is_there), 0)) return;
       __syncwarp();
       TokenRows rows;
-      if (!find_relayed_rows(launch, params, network, home, token, &rows)) return;
+      if (!find_relayed_rows(launch, params, counts, tables, network, home, token, &rows)) return;
       const uint64_t start = tracer.now();
       const int64_t sum =
           NetworkLayout::first_sum_to_send(network.regions) + network.relayed_begins[home] + token;
@@ -180,7 +198,7 @@ __device__ __forceinline__ void run_relay_cta(const RankLaunch& launch, const Ne
   __syncthreads();
   const RelayWarp warp = relay_warp(params);
   pack_routes(launch, params, tables, network, warp);
-  sum_relayed(launch, params, network, warp, SumBuffers<NUM_THREADS / 32>(storage, threadIdx.x / 32));
+  sum_relayed(launch, params, tables, network, warp, SumBuffers<NUM_THREADS / 32>(storage, threadIdx.x / 32));
 }
 
 // By a whole warp: the place of a token in its list for a node, from the item of a lane that leads it there.
@@ -232,12 +250,15 @@ __device__ __forceinline__ bool find_rows_and_sums(const RankLaunch& launch, con
   } else if (is_expert && node == own_node &&
              static_cast<uint32_t>(item.slot) < counts.expert_rows(routing.rank, item.expert)) {
     has_row = true;
-    row = network.row_begins[routing.rank] + tables.home_rows[item.expert] + item.slot;
     weight = params.weights[token * routing.topk + lane];
-    const uint32_t block = network.block_begins[routing.rank] + tables.home_blocks[item.expert] +
-                           static_cast<uint32_t>(item.slot) / moe::BLOCK_ROWS;
-    is_there = launch.wait_flag(params.first_flag + static_cast<int>(block), DeviceRole::reduce,
-                                DeviceObject::row_block, item.expert / routing.experts_per_rank, block);
+    const int rank = item.expert / routing.experts_per_rank;
+    const auto slot = static_cast<uint32_t>(item.slot);
+    const AwaitedRow its = rank == routing.rank
+                               ? kept_row(routing, tables, item.expert, rank, slot)
+                               : come_row(params, network, routing.rank, tables.home_rows[item.expert] + slot,
+                                          tables.home_blocks[item.expert] + slot / moe::BLOCK_ROWS);
+    row = its.row;
+    is_there = launch.wait_flag(its.flag, DeviceRole::reduce, DeviceObject::row_block, rank, its.block);
   }
   is_there = __all_sync(~0u, is_there);
   __syncwarp();

@@ -37,6 +37,7 @@ struct NetworkParams : CudaParams {
   moe::PacketChunks sum_chunks;
   NetworkLayout network;
   NetworkNumbers numbers;
+  int num_split;       // experts of a rank, see near_tiles.h
   int num_push_ctas;   // behind those that compute,
   int num_relay_ctas;  // and in front of the one that has the network
 };

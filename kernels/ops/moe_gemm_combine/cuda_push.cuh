@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// MoE GEMM + combine: the CTAs that do nothing but push computed rows home, or to who collects them for a home
-// in another node, block by block as they are complete, in the order in which they are computed and of each
-// home in turn: first those of other nodes' homes, then those of this node's.
+// MoE GEMM + combine: the CTAs that do nothing but push computed rows of other ranks' tokens home, or to who
+// collects them for a home in another node, block by block as they are complete, in the order in which they are
+// computed and of each home in turn, those in other nodes first.
 #pragma once
 
 #include "kernels/device/bulk_push.cuh"
@@ -42,7 +42,7 @@ __device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaPa
   const int lane = threadIdx.x % 32;
   const moe::CudaRouting& routing = params.routing;
   const moe::Counts counts(routing, launch.area(routing.rank, 0));
-  const uint32_t num_turns = tables.rounds[routing.num_experts(routing.rank)] * routing.nranks;
+  const uint32_t num_turns = moe_gemm_combine::num_turns(routing, tables);
   BulkPush<Storage> push(storage, warp);
   const Tracer tracer(params.comm.trace, trace_track());
   const auto take_ticket = [&] {

@@ -84,10 +84,16 @@ template <int NUM_THREADS>
 __device__ void fill_tables(const RankLaunch& launch, const CudaParams& params, Tables& tables) {
   const moe::CudaRouting& routing = params.routing;
   const moe::Counts counts(routing, launch.area(routing.rank, 0));
-  if (threadIdx.x == 0) fill_homes(routing, tables, [](int) { return false; });
+  if (threadIdx.x == 0) {
+    fill_homes(
+        routing, 0, tables, [](int) { return false; }, [&](int home) { return home == routing.rank; });
+  }
   fill_experts<NUM_THREADS>(params, counts, tables);
   for (int home = threadIdx.x / 32; home < routing.nranks; home += NUM_THREADS / 32)
     scan_home(params, counts, tables, home);
+  __syncthreads();
+  for (int local = threadIdx.x; local < routing.num_experts(routing.rank); local += NUM_THREADS)
+    keep_rows(routing, counts, local, routing.rank, tables);
   __syncthreads();
 }
 

@@ -34,7 +34,7 @@ struct Chunk {
   }
 };
 
-// A token's rows at home, in the order of their experts: lane i has the i-th.
+// A token's rows, in the order of their experts: lane i has the i-th.
 struct TokenRows {
   int count;
   uint32_t row;
@@ -70,7 +70,7 @@ __device__ __forceinline__ bool find_rows(const RankLaunch& launch, const CudaPa
   const moe::CudaRouting& routing = params.routing;
   const int lane = threadIdx.x % 32;
   int expert = routing.experts;  // beyond all
-  uint32_t slot = 0;
+  uint32_t slot = 0, row = 0;
   float weight = 0;
   bool is_there = true;
   if (lane < routing.topk) {
@@ -80,14 +80,20 @@ __device__ __forceinline__ bool find_rows(const RankLaunch& launch, const CudaPa
         slot < tables.home_rows[item.expert + 1] - tables.home_rows[item.expert]) {
       expert = item.expert;
       weight = params.weights[token * routing.topk + lane];
-      const uint32_t block = tables.home_blocks[expert] + slot / moe::BLOCK_ROWS;
-      is_there = launch.wait_flag(params.first_flag + static_cast<int>(block), DeviceRole::reduce,
-                                  DeviceObject::row_block, expert / routing.experts_per_rank, block);
+      const int rank = expert / routing.experts_per_rank;
+      AwaitedRow its;
+      if (rank == routing.rank) {
+        its = kept_row(routing, tables, expert, rank, slot);
+      } else {
+        const uint32_t block = tables.home_blocks[expert] + slot / moe::BLOCK_ROWS;
+        its = {tables.home_rows[expert] + slot, params.first_flag + static_cast<int>(block), block};
+      }
+      row = its.row;
+      is_there = launch.wait_flag(its.flag, DeviceRole::reduce, DeviceObject::row_block, rank, its.block);
     }
   }
   is_there = __all_sync(~0u, is_there);
   const bool has_row = expert < routing.experts;
-  const uint32_t row = has_row ? tables.home_rows[expert] + slot : 0;
   *found = order_rows(routing.topk, has_row, expert, row, weight);
   return is_there;
 }

@@ -3,9 +3,10 @@
 // and which flags, counts and signals tell of it. Host and device.
 //
 // The rows of a rank's tokens that a node computes come together at one rank there, their collector: the rank
-// itself in its own node, the one that relays for it in another. The relay adds up the rows of each token and
-// puts the sums home. Which rows these are and their weights it learns from routes, one a token, which come
-// from home in the order in which the sums go back.
+// itself in its own node, the one that relays for it in another. Those that the collector has computed stay
+// where they are. The relay adds up the rows of each token and puts the sums home. Which rows these are and
+// their weights it learns from routes, one a token, which come from home in the order in which the sums go
+// back.
 #pragma once
 
 #include "kernels/ops/moe_gemm_combine/cuda_layout.h"
@@ -17,8 +18,8 @@ namespace mk::moe_gemm_combine {
 // A (token, k) on its way to the relay.
 struct SumRoute {
   int32_t expert;  // -1: none of that node's
-  uint32_t row;    // of the home's in that node
-  uint32_t block;  // of these
+  uint32_t row;    // of the home's in that node; of an expert of the relay's, of the home's for this expert
+  uint32_t block;  // of these; 0
   float weight;
 };
 static_assert(sizeof(SumRoute) == 16);

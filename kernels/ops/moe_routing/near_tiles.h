@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Mixture of experts on GPUs of several nodes: which tiles of a rank's experts have to do with its own node
-// alone, all of their rows being of its ranks' tokens. A dispatch computes those first, while others' rows are
-// on their way; a combine last, while the sums of others' tokens are on theirs. Host and device.
+// alone, all of their rows being of its ranks' tokens. Of some experts a dispatch computes those first, while
+// others' rows are on their way, and a combine last, while the sums of others' tokens are on theirs. Host and
+// device.
 #pragma once
 
 #include "kernels/device/grouped_tiles.h"
@@ -12,6 +13,17 @@ namespace mk::moe {
 
 // Local experts that a CTA has ranges for: of two ranks or more.
 constexpr int MAX_NEAR_RANGES = (CUDA_MAX_EXPERTS + 1) / 2;
+
+// The weights of experts whose tiles are walked in two passes are read twice, so they are no more than it takes
+// to fill the time: a dispatch's last ones, a combine's first. `num_split`: as many of each rank's.
+MK_HOST_DEVICE int first_split(const CudaRouting& routing, int rank, int num_split) {
+  const int unsplit = routing.num_experts(rank) - num_split;
+  return routing.combines || unsplit < 0 ? 0 : unsplit;
+}
+MK_HOST_DEVICE bool is_split(const CudaRouting& routing, int rank, int num_split, int local_expert) {
+  const int first = first_split(routing, rank, num_split);
+  return local_expert >= first && local_expert < first + num_split;
+}
 
 // Rows lie in the order of the ranks whose tokens they are; of the runs of rows of the own node's the longest
 // counts. In whole blocks, of which flags tell.
