@@ -112,6 +112,7 @@ cudaError_t launch_dispatch(const MoeCall& call, const MoePlan& plan, const Rank
     params.chunks = plan.network.chunks;
     params.network = plan.network.layout;
     params.numbers = plan.network.numbers;
+    params.num_split = plan.network.num_split;
     return launch_cooperatively(kernel.kernel, params, num_ctas + NUM_NETWORK_CTAS, kernel.num_threads,
                                 kernel.smem_bytes, stream);
   }

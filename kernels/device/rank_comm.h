@@ -94,7 +94,8 @@ struct LaunchState {
   uint64_t fault;        // the complement of the number of a routing's first entry that is wrong; 0: none
   // Arrivals of a chunk's pieces; the last to arrive raises the chunk's flag and puts the count back to 0.
   uint32_t counts[kFlagsPerBank];
-  uint32_t num_near;  // see CtasInStep
+  uint32_t num_near;          // see CtasInStep
+  uint32_t late_push_ticket;  // as push_ticket, of pieces that go later
 };
 
 struct TraceBuffer;

@@ -48,7 +48,7 @@ NetworkNumbers numbers_of(const Job& job) {
   return {job.nranks, job.nodes.num_nodes, 40, 7, max_forward_lists(job.view(0))};
 }
 
-void check_sent(const Job& job, const moe::PacketChunks& chunks, Arrived& arrived) {
+void check_sent(const Job& job, const moe::PacketChunks& chunks, int num_split, Arrived& arrived) {
   const NetworkNumbers numbers = numbers_of(job);
   std::set<std::pair<int, int>> signals;  // at the relay
   for (int rank = 0; rank < job.nranks; ++rank) {
@@ -77,18 +77,38 @@ void check_sent(const Job& job, const moe::PacketChunks& chunks, Arrived& arrive
       }
     }
     REQUIRE(listed == wanted);
-    // Push warps pack each once, into the chunk that they say.
+    // Push warps pack each once, into the chunk that they say; and they push each row for a rank of their node
+    // once, with those of split experts first.
     const auto tables = tables_of(job, rank);
     moe::Turns turns;
-    fill_turns(routing, job.nodes, order, *tables, chunks, places, turns);
+    fill_turns(routing, job.nodes, order, *tables, chunks, places, num_split, turns);
+    std::map<int, std::vector<bool>> is_pushed;  // by rank, by this rank's rows for it
+    for (int local = 0; local < order.num_local; ++local) {
+      const int first = routing.first_expert(order.rank_at[local]);
+      const int end = routing.first_expert(order.rank_at[local] + 1);
+      is_pushed[order.rank_at[local]].resize(tables->own_rows[end] - tables->own_rows[first]);
+    }
+    const auto push = [&](int to, uint32_t of_rank, bool is_first) {
+      const PushUnit unit = unit_of(routing, 8, *tables, to, of_rank);
+      REQUIRE(job.nodes.node[to] == job.nodes.node[rank]);
+      REQUIRE(unit.rank == to);
+      REQUIRE(!PackNote{unit.note}.is_packed());
+      const int first = routing.first_expert(to);
+      for (uint32_t i = 0; i < unit.num_rows; ++i) {
+        const uint32_t row = unit.position + i - tables->own_rows[first];
+        REQUIRE(!is_pushed[to].at(row));
+        is_pushed[to][row] = true;
+        const int local = moe::find_interval(tables->own_rows + first, routing.num_experts(to), row);
+        REQUIRE(moe::is_split(routing, to, num_split, local) == is_first);
+      }
+    };
     std::set<uint32_t> packed;
     std::map<std::pair<int, int>, uint32_t> units;
     int list = 0;
     uint32_t index = 0;
     for (uint32_t turn = 0; turns.at(turn, &list, &index); ++turn) {
       if (list < job.nranks) {
-        REQUIRE(job.nodes.node[list] == job.nodes.node[rank]);
-        REQUIRE(!PackNote{unit_of(routing, 8, *tables, list, index).note}.is_packed());
+        push(list, units_before_split(routing, *tables, list, num_split) + index, true);
         continue;
       }
       const PushUnit unit = pack_unit_of(routing, chunks, places, list - job.nranks, index);
@@ -105,6 +125,10 @@ void check_sent(const Job& job, const moe::PacketChunks& chunks, Arrived& arrive
       }
     }
     REQUIRE(packed.size() == leaders.size());
+    moe::Turns late;
+    fill_late_turns(routing, order, *tables, num_split, late);
+    for (uint32_t turn = 0; late.at(turn, &list, &index); ++turn) push(list, index, false);
+    for (const auto& [to, rows] : is_pushed) REQUIRE(std::find(rows.begin(), rows.end(), false) == rows.end());
     for (const auto& [chunk, num_units] : units)
       REQUIRE(chunks.units_of_chunk(places.packed(chunk.first), chunk.second) == num_units);
     // Chunks go to the rail peers.
@@ -233,7 +257,7 @@ TEST_CASE("a token enters each node that needs it once, and its rows land where 
       for (const int units : {1, 3, 50}) {
         const moe::PacketChunks chunks = {unit, unit * units, 7};
         Arrived arrived;
-        check_sent(job, chunks, arrived);
+        check_sent(job, chunks, static_cast<int>(random() % (job.experts + 2)), arrived);
         check_forwarded(job, chunks, arrived);
       }
     }
@@ -371,6 +395,34 @@ TEST_CASE("what maxima have prepared has room for every dispatch between nodes t
     REQUIRE(network.layout.packet_bytes % 16 == 0);
     REQUIRE(plan.value().plan.network_bytes ==
             call.tokens * std::min(call.topk, arrays.view().num_nodes - 1) * network.layout.packet_bytes);
+  }
+}
+
+TEST_CASE("a plan splits experts where that fills the time that the network takes") {
+  for (const mk_operator_t op : {MK_OPERATOR_MOE_DISPATCH_GEMM, MK_OPERATOR_MOE_GEMM_COMBINE}) {
+    const auto splits = [&](const std::vector<int32_t>& nodes, int64_t tokens, int64_t inter) {
+      const TopologyArrays arrays(Topology::make(0, std::vector<std::string>(nodes.size(), "host"), nodes));
+      MoeCall call = test::make_moe_call(op, 256, 8);
+      call.hidden = 7168;
+      call.inter = inter;
+      call.tokens = tokens;
+      call.capacity_rows = 4 * tokens * call.topk;
+      const Result<MoePlan> plan = moe_plan(call, static_cast<int>(nodes.size()), 132, &arrays.view());
+      REQUIRE(plan.ok());
+      return plan.value().network.num_split;
+    };
+    // Weights would be read twice for no gain,
+    CHECK(splits({0, 1}, 8, 2048) == 0);
+    CHECK(splits({0, 1}, 4096, 2048) == 0);
+    // for some, for more,
+    CHECK(splits({0, 1}, 8192, 2048) > 16);
+    CHECK(splits({0, 1}, 16384, 2048) > splits({0, 1}, 8192, 2048));
+    CHECK(splits({0, 1}, 16384, 2048) < 64);
+    // and the product hides the network.
+    CHECK(splits({0, 1}, 16384, 16384) == 0);
+    // No more than a rank has.
+    CHECK(splits({0, 1}, 65536, 64) == 128);
+    CHECK(splits({0, 0, 0, 0, 1, 1, 1, 1}, 65536, 64) == 32);
   }
 }
 

@@ -84,8 +84,11 @@ __device__ __forceinline__ void place(const RankLaunch& launch, const NetworkPar
     const moe::Counts counts(routing, launch.area(routing.rank, 0));
     if (threadIdx.x == 0) find_places(routing, params.nodes, counts, smem.network.places);
     for (int local = threadIdx.x; local < routing.num_experts(routing.rank); local += Config::NUM_THREADS) {
-      smem.near_tiles[local] = moe::near_tiles(routing, params.nodes, counts,
-                                               routing.first_expert(routing.rank) + local, Config::BLOCK_M);
+      smem.near_tiles[local] =
+          moe::is_split(routing, routing.rank, params.num_split, local)
+              ? moe::near_tiles(routing, params.nodes, counts, routing.first_expert(routing.rank) + local,
+                                Config::BLOCK_M)
+              : TileRange{0, 0};
     }
     fill_tables<Config::NUM_THREADS>(launch, params, smem.tables);
   }
@@ -123,6 +126,7 @@ __device__ __forceinline__ void run_between_nodes(const NetworkParams& params, N
     } else if (static_cast<int>(blockIdx.x) >= params.num_compute_ctas) {
       run_network_push_cta<Config>(launch, params, smem);
     } else {
+      take_dealt_turns<Config>(params, smem);
       compute(launch);
     }
   }

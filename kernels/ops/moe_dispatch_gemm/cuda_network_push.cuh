@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // MoE dispatch + GEMM between nodes: the CTAs that push. This rank's rows for its node go as in cuda_push.cuh,
-// and in turn with them, packed, those for other nodes to where the network reads them. Warps that are through
-// with both bring the rows that have come from other nodes to their places in this one.
+// in the order in which they are computed, and in turn with the first of them, packed, those for other nodes to
+// where the network reads them. Beside the rest of them some warps bring the rows that have come from other
+// nodes to their places in this one.
 #pragma once
 
 #include "kernels/ops/moe_dispatch_gemm/cuda_push.cuh"
@@ -47,12 +48,49 @@ __device__ __forceinline__ void write_routes(const RankLaunch& launch, const Net
   __syncwarp();
 }
 
-// push_rows() of several nodes. done(note), of the whole warp, is told of each unit that has arrived.
-template <class Storage, class Done>
+// A warp's turns, from the `first`-th on, of those that all take one by one: the next is asked for ahead of its
+// use, which then need not wait for it.
+class TurnTickets {
+ public:
+  __device__ TurnTickets(const moe::Turns& turns, uint32_t* counter, uint32_t first = 0)
+      : turns_(turns), counter_(counter), first_(first) {
+    take();
+  }
+  __device__ bool next(int* list, uint32_t* index) {
+    if (!turns_.at(first_ + __shfl_sync(~0u, ticket_, 0), list, index)) return false;
+    take();
+    return true;
+  }
+
+ private:
+  __device__ void take() { ticket_ = threadIdx.x % 32 == 0 ? atomicAdd(counter_, 1u) : 0; }
+
+  const moe::Turns& turns_;
+  uint32_t* const counter_;
+  const uint32_t first_;
+  uint32_t ticket_;
+};
+
+// Turns that have been dealt out: `count` of them, every `stride`-th from the `next_turn`-th on.
+struct DealtTurns {
+  const moe::Turns& turns;
+  uint32_t next_turn;
+  uint32_t stride;
+  uint32_t count;
+  __device__ bool next(int* list, uint32_t* index) {
+    if (count == 0 || !turns.at(next_turn, list, index)) return false;
+    next_turn += stride;
+    --count;
+    return true;
+  }
+};
+
+// push_rows() of several nodes: next(&unit) until it answers false. done(note), of the whole warp, is told of
+// each unit that has arrived.
+template <class Storage, class Next, class Done>
 __device__ __forceinline__ void push_and_pack(const RankLaunch& launch, const NetworkParams& params,
-                                              const Tables& tables, const moe::Turns& turns,
-                                              const NetworkPlaces& places, BulkPush<Storage>& push,
-                                              Done&& done) {
+                                              const Tables& tables, const NetworkPlaces& places,
+                                              BulkPush<Storage>& push, Next&& next, Done&& done) {
   const moe::CudaRouting& routing = params.routing;
   const int lane = threadIdx.x % 32;
   const int row_bytes = static_cast<int>(params.layout.row_bytes);
@@ -61,25 +99,13 @@ __device__ __forceinline__ void push_and_pack(const RankLaunch& launch, const Ne
   const auto* leaders = reinterpret_cast<const uint32_t*>(
       launch.area(params.comm.rank, places.leaders(params.network, params.nodes.num_nodes)));
   const Tracer tracer(params.comm.trace, trace_track());
-  const auto take_ticket = [&] {
-    return lane == 0 ? static_cast<uint32_t>(atomicAdd(&params.comm.state->push_ticket, 1u)) : 0;
-  };
-  uint32_t ticket = take_ticket();  // ahead of its use, which then need not wait for it
   PushUnit unit{};
   int column = 0;
   bool has_last = false;  // a unit that is stored, but may not have arrived
   uint64_t last = 0;
   push.template move<PushPiece>(
       [&](PushPiece* piece) {
-        if (unit.num_rows == 0) {
-          int list = 0;
-          uint32_t index = 0;
-          if (!turns.at(__shfl_sync(~0u, ticket, 0), &list, &index)) return false;
-          ticket = take_ticket();
-          unit = list < routing.nranks
-                     ? unit_of(routing, params.unit_rows, tables, list, index)
-                     : pack_unit_of(routing, params.chunks, places, list - routing.nranks, index);
-        }
+        if (unit.num_rows == 0 && !next(&unit)) return false;
         piece->rank = unit.rank;
         piece->row = unit.row;
         piece->num_rows = static_cast<int>(min(unit.num_rows, static_cast<uint32_t>(params.piece_rows)));
@@ -235,8 +261,8 @@ __device__ __forceinline__ void count_forwarded(const RankLaunch& launch, const 
   __syncwarp();
 }
 
-// A push warp that is through with its own rows. It waits with nothing of its own under way, so it owes nobody
-// anything.
+// A push warp that owes nobody anything: all packets and the rows of split experts have been dealt out, so it
+// may wait.
 template <class Storage>
 __device__ __forceinline__ void forward_packets(const RankLaunch& launch, const NetworkParams& params,
                                                 const Tables& tables, const moe::Turns& turns,
@@ -280,40 +306,70 @@ __device__ __forceinline__ void forward_packets(const RankLaunch& launch, const 
   }
 }
 
-// What a push CTA of several nodes knows beside its tables.
+// What a CTA that pushes knows beside its tables.
 struct NetworkTurns {
   NetworkPlaces places;
+  moe::Turns late;  // behind the first turns
   moe::Turns forwards;
 };
 
-template <class Config, class Storage>
-__device__ __forceinline__ void run_network_push_cta(const RankLaunch& launch, const NetworkParams& params,
-                                                     Storage& smem) {
-  auto& storage = smem.push();
-  constexpr int NUM_WARPS = PushCtaStorage<Config::NUM_THREADS>::NUM_WARPS;
+// Rows of split experts, and packets: TurnTickets or DealtTurns, until they are through.
+template <class Storage, class FirstTurns, class Done>
+__device__ __forceinline__ void take_first_turns(const RankLaunch& launch, const NetworkParams& params,
+                                                 const Tables& tables, const NetworkPlaces& places,
+                                                 FirstTurns turns, BulkPush<Storage>& push, Done&& done) {
   const moe::CudaRouting& routing = params.routing;
-  const NetworkPlaces& places = smem.network.places;
-  if (threadIdx.x == 0) {
-    const moe::Counts counts(routing, launch.area(routing.rank, 0));
-    fill_turns(routing, params.nodes, params.comm.order, smem.tables, params.chunks, places, smem.turns);
-    fill_forward_turns(routing, params.nodes, params.comm.order, params.chunks, counts, smem.network.forwards);
-    moe::wait_routed(params.comm);
+  push_and_pack(
+      launch, params, tables, places, push,
+      [&](PushUnit* unit) {
+        int list = 0;
+        uint32_t index = 0;
+        if (!turns.next(&list, &index)) return false;
+        if (list < routing.nranks) {
+          const uint32_t before = units_before_split(routing, tables, list, params.num_split);
+          *unit = unit_of(routing, params.unit_rows, tables, list, before + index);
+        } else {
+          *unit = pack_unit_of(routing, params.chunks, places, list - routing.nranks, index);
+        }
+        return true;
+      },
+      done);
+}
+
+// What is left then to a push CTA's warps: half of them begin with the late rows, half with what arrives.
+template <class Storage, class Done>
+__device__ __forceinline__ void take_late_turns(const RankLaunch& launch, const NetworkParams& params,
+                                                const Tables& tables, const NetworkTurns& network, int warp,
+                                                BulkPush<Storage>& push, Done&& done) {
+  const bool forwards_first = warp % 2 == 0;
+#pragma unroll 1
+  for (int half = 0; half < 2; ++half) {
+    if (forwards_first == (half == 0)) {
+      forward_packets(launch, params, tables, network.forwards, push);
+      continue;
+    }
+    TurnTickets turns(network.late, &params.comm.state->late_push_ticket);
+    push_and_pack(
+        launch, params, tables, network.places, push,
+        [&](PushUnit* unit) {
+          int list = 0;
+          uint32_t index = 0;
+          if (!turns.next(&list, &index)) return false;
+          *unit = unit_of(params.routing, params.unit_rows, tables, list, index);
+          return true;
+        },
+        done);
   }
-  push_cta_init(storage);
-  const int warp = threadIdx.x / 32;
-  if (warp < NUM_WARPS) {
-    BulkPush<decltype(storage.push)> push(storage.push, warp);
-    PushNotes notes(storage.signals, warp);
-    push_and_pack(launch, params, smem.tables, smem.turns, places, push,
-                  [&](uint64_t note) { notes.add(note); });
-    notes.end();
-    forward_packets(launch, params, smem.tables, smem.network.forwards, push);
-    return;
-  }
+}
+
+// The warp of a CTA that counts and signals what the others have pushed and packed.
+template <class Signals>
+__device__ __forceinline__ void signal_turns(const RankLaunch& launch, const NetworkParams& params,
+                                             const NetworkPlaces& places, Signals& signals) {
   const auto rank_of = [](uint64_t note) { return static_cast<int>(note >> 48); };
   const auto block_of = [](uint64_t note) { return static_cast<int>(note & 0xffffffff); };
   send_signals(
-      storage.signals,
+      signals,
       [&](uint64_t bits, uint32_t* expected) {
         const PackNote note{bits};
         if (note.is_packed()) {
@@ -332,6 +388,86 @@ __device__ __forceinline__ void run_network_push_cta(const RankLaunch& launch, c
               rank_of(bits), params.first_flag + params.comm.rank * params.blocks_per_source + block_of(bits));
         }
       });
+}
+
+// By thread 0 of a CTA that pushes: the first turns of all.
+template <class Storage>
+__device__ __forceinline__ void begin_turns(const NetworkParams& params, Storage& smem) {
+  fill_turns(params.routing, params.nodes, params.comm.order, smem.tables, params.chunks, smem.network.places,
+             params.num_split, smem.turns);
+  moe::wait_routed(params.comm);
+}
+
+// Where rows are many, CTAs that compute have none to begin with: each of their warps takes turns first,
+// together about as many as there are of packets, for which push CTAs would take long and the network waits.
+// These turns come first.
+template <class Config>
+__device__ __forceinline__ uint32_t first_turns_each(const NetworkParams& params, const NetworkPlaces& places,
+                                                     const moe::Turns& turns) {
+  if (Config::NUM_CONSUMER_WARPGROUPS != 2) return 0;
+  constexpr uint32_t MOST = 2;
+  constexpr int NUM_WARPS = PushCtaStorage<Config::NUM_THREADS>::NUM_WARPS;
+  const uint32_t packets = places.begins[params.nodes.num_nodes];
+  const auto wanted = static_cast<uint32_t>(ceil_div(
+      int64_t{params.chunks.num_units(packets)} * turns.num_lists, params.num_compute_ctas * NUM_WARPS));
+  return wanted < MOST ? wanted : MOST;
+}
+
+// By a CTA that will compute. Not inlined, see push_first_turn().
+template <class Config, class Storage>
+__device__ __noinline__ void take_dealt_turns(const NetworkParams& params, Storage& smem) {
+  if constexpr (Config::NUM_CONSUMER_WARPGROUPS == 2) {
+    const RankLaunch launch(params.comm);
+    auto& storage = smem.push();
+    constexpr int NUM_WARPS = PushCtaStorage<Config::NUM_THREADS>::NUM_WARPS;
+    const NetworkPlaces& places = smem.network.places;
+    if (threadIdx.x == 0) begin_turns(params, smem);
+    push_cta_init(storage);
+    const int warp = threadIdx.x / 32;
+    if (warp < NUM_WARPS) {
+      BulkPush<decltype(storage.push)> push(storage.push, warp);
+      PushNotes notes(storage.signals, warp);
+      const DealtTurns turns = {smem.turns, static_cast<uint32_t>(warp * params.num_compute_ctas + blockIdx.x),
+                                static_cast<uint32_t>(NUM_WARPS * params.num_compute_ctas),
+                                first_turns_each<Config>(params, places, smem.turns)};
+      take_first_turns(launch, params, smem.tables, places, turns, push,
+                       [&](uint64_t note) { notes.add(note); });
+      notes.end();
+    } else {
+      signal_turns(launch, params, places, storage.signals);
+    }
+    push_cta_end(storage);
+  }
+}
+
+template <class Config, class Storage>
+__device__ __forceinline__ void run_network_push_cta(const RankLaunch& launch, const NetworkParams& params,
+                                                     Storage& smem) {
+  auto& storage = smem.push();
+  constexpr int NUM_WARPS = PushCtaStorage<Config::NUM_THREADS>::NUM_WARPS;
+  const NetworkPlaces& places = smem.network.places;
+  if (threadIdx.x == 0) {
+    const moe::CudaRouting& routing = params.routing;
+    const moe::Counts counts(routing, launch.area(routing.rank, 0));
+    fill_late_turns(routing, params.comm.order, smem.tables, params.num_split, smem.network.late);
+    fill_forward_turns(routing, params.nodes, params.comm.order, params.chunks, counts, smem.network.forwards);
+    begin_turns(params, smem);
+  }
+  push_cta_init(storage);
+  const int warp = threadIdx.x / 32;
+  if (warp < NUM_WARPS) {
+    BulkPush<decltype(storage.push)> push(storage.push, warp);
+    PushNotes notes(storage.signals, warp);
+    const auto done = [&](uint64_t note) { notes.add(note); };
+    const uint32_t dealt =
+        first_turns_each<Config>(params, places, smem.turns) * NUM_WARPS * params.num_compute_ctas;
+    take_first_turns(launch, params, smem.tables, places,
+                     TurnTickets(smem.turns, &params.comm.state->push_ticket, dealt), push, done);
+    take_late_turns(launch, params, smem.tables, smem.network, warp, push, done);
+    notes.end();
+    return;
+  }
+  signal_turns(launch, params, places, storage.signals);
 }
 
 }  // namespace mk::moe_dispatch_gemm

@@ -42,6 +42,7 @@ struct NetworkParams : CudaParams {
   moe::PacketChunks chunks;
   NetworkLayout network;
   NetworkNumbers numbers;
+  int num_split;  // experts of a rank, see near_tiles.h
 };
 
 }  // namespace mk::moe_dispatch_gemm

@@ -10,6 +10,7 @@
 
 #include "kernels/ops/moe_dispatch_gemm/cuda_layout.h"
 #include "kernels/ops/moe_dispatch_gemm/push_units.h"
+#include "kernels/ops/moe_routing/near_tiles.h"
 #include "kernels/ops/moe_routing/node_tokens.h"
 
 namespace mk::moe_dispatch_gemm {
@@ -105,24 +106,43 @@ inline int max_forward_lists(const TopologyView& view) {
   return most;
 }
 
+// Units for a rank that are of experts before its split ones, whose rows are computed after those of split
+// experts.
+MK_HOST_DEVICE uint32_t units_before_split(const moe::CudaRouting& routing, const Tables& tables, int rank,
+                                           int num_split) {
+  const int first = routing.first_expert(rank);
+  return tables.units[first + moe::first_split(routing, rank, num_split)] - tables.units[first];
+}
+
 // Lists that push warps deal with: rows for a rank of this node, by the rank; packets for another node, behind
-// those.
+// those. First rows of split experts and all packets.
 MK_HOST_DEVICE int pack_list(const moe::CudaRouting& routing, int node) { return routing.nranks + node; }
 MK_HOST_DEVICE void fill_turns(const moe::CudaRouting& routing, const moe::NodeMap& nodes,
                                const RankOrder& order, const Tables& tables, const moe::PacketChunks& chunks,
-                               const NetworkPlaces& places, moe::Turns& turns) {
+                               const NetworkPlaces& places, int num_split, moe::Turns& turns) {
   turns.clear();
   for (int step = 0; step < order.num_local; ++step) {
     const int rank = order.rank_at[step];
-    turns.add(rank, tables.units[routing.first_expert(rank + 1)] - tables.units[routing.first_expert(rank)]);
+    const uint32_t units =
+        tables.units[routing.first_expert(rank + 1)] - tables.units[routing.first_expert(rank)];
+    turns.add(rank, units - units_before_split(routing, tables, rank, num_split));
   }
   for (int i = 0; i < order.num_rail_peers; ++i) {
     const int node = nodes.node[order.rail_peers[i]];
     turns.add(pack_list(routing, node), chunks.num_units(places.packed(node)));
   }
 }
+// Then the other rows for this node,
+MK_HOST_DEVICE void fill_late_turns(const moe::CudaRouting& routing, const RankOrder& order,
+                                    const Tables& tables, int num_split, moe::Turns& turns) {
+  turns.clear();
+  for (int step = 0; step < order.num_local; ++step) {
+    const int rank = order.rank_at[step];
+    turns.add(rank, units_before_split(routing, tables, rank, num_split));
+  }
+}
 
-// What a push warp that is through with those takes on: units of each rank relayed in turn.
+// and, by other warps at the same time, those that have come for it: units of each rank relayed in turn.
 MK_HOST_DEVICE void fill_forward_turns(const moe::CudaRouting& routing, const moe::NodeMap& nodes,
                                        const RankOrder& order, const moe::PacketChunks& chunks,
                                        const moe::Counts& counts, moe::Turns& turns) {
