@@ -58,10 +58,21 @@ bool is_hopper(int device) {
          attribute(cudaDevAttrComputeCapabilityMinor, device) == 0;
 }
 
+// What the plan of an unknown GPU takes it for: an H100.
+double memory_bytes_per_us(int device) {
+  const double khz = attribute(cudaDevAttrMemoryClockRate, device);
+  const double bits = attribute(cudaDevAttrGlobalMemoryBusWidth, device);
+  const double rate = 2 * khz * bits / 8 / 1000;  // two transfers a cycle
+  return rate > 0 ? rate : H100_MEMORY_BYTES_PER_US;
+}
+
 }  // namespace
 
 CudaExecutor::CudaExecutor(ExecutorContext context, int device, int num_sms)
-    : context_(std::move(context)), device_(device), num_sms_(num_sms) {}
+    : context_(std::move(context)),
+      device_(device),
+      num_sms_(num_sms),
+      memory_bytes_per_us_(memory_bytes_per_us(device)) {}
 
 Status CudaExecutor::set_up(Deadline deadline) {
   const CurrentDevice current(device_);

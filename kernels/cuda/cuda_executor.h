@@ -115,7 +115,8 @@ class CudaExecutor : public Executor {
 
   const ExecutorContext context_;
   const int device_;
-  const int num_sms_;                  // that a launch may use
+  const int num_sms_;  // that a launch may use
+  const double memory_bytes_per_us_;
   cudaEvent_t last_launch_ = nullptr;  // recorded with one rank only
   // Of this communicator's ranks, nodes and SMs, which stay what they are. A communicator is used by one thread
   // at a time.

@@ -20,7 +20,7 @@ const CudaRank::Arena* CudaExecutor::find_arena(const MoeCall& call, int64_t ban
 }
 
 Result<MoePlan> CudaExecutor::planned_moe(const MoeCall& call) const {
-  return moe_plan(call, nranks(), device_rank_sms(), nodes());
+  return moe_plan(call, nranks(), device_rank_sms(), nodes(), memory_bytes_per_us_);
 }
 
 Result<mk_plan_t> CudaExecutor::plan_moe(const MoeCall& call) const {

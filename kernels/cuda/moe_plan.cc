@@ -203,14 +203,14 @@ double part_that_goes_there(const MoeCall& call, int num_nodes) {
 }
 
 // CTAs that do nothing but push: as many as bring rows as fast as the others compute them, and no more than
-// fill the links. A dispatch's also push rows that stay at home and pack what goes to other nodes; a combine's
-// only what leaves the rank. Where an expert has few rows its weights take longer than its product.
-// `local_ranks`: of a node.
+// fill the links. A dispatch's also push rows that stay at home; between nodes they pack what goes to others,
+// and in turn with that bring rows for tiles that need nothing else. A combine's push only what leaves the
+// rank. Where an expert has few rows its weights take longer than its product. `local_ranks`: of a node.
 int choose_push_ctas(const MoeCall& call, int nranks, int num_nodes, int local_ranks, int num_sms) {
   constexpr double MIN_PUSH_CTAS = 4;
   constexpr double MIN_PUSH_CTAS_OF_FEW_ROWS = 2;
   constexpr double MAX_PUSH_CTAS = 14;
-  constexpr double SPARE = 1.15;
+  const double spare = num_nodes > 1 && call.op == MK_OPERATOR_MOE_DISPATCH_GEMM ? 1.45 : 1.15;
   if (call.tuning.copy_ctas > 0) return std::clamp(call.tuning.copy_ctas, 1, num_sms - 1);
   const bool dispatches = call.op == MK_OPERATOR_MOE_DISPATCH_GEMM;
   if (!dispatches && local_ranks == 1) return 0;
@@ -222,42 +222,36 @@ int choose_push_ctas(const MoeCall& call, int nranks, int num_nodes, int local_r
   const double product_us = 2 * static_cast<double>(rows * call.inter) / FLOPS_PER_US;
   const double weights_us = 2 * static_cast<double>(call.inter) / WEIGHT_BYTES_PER_US;
   const double bytes_per_us = static_cast<double>(rows) * element * pushes / std::max(product_us, weights_us);
-  const double wanted = std::ceil(SPARE * bytes_per_us / BYTES_PER_US_OF_CTA);
+  const double wanted = std::ceil(spare * bytes_per_us / BYTES_PER_US_OF_CTA);
   const double least = rows <= FEW_ROWS_OF_EXPERT ? MIN_PUSH_CTAS_OF_FEW_ROWS : MIN_PUSH_CTAS;
   return std::clamp(static_cast<int>(std::clamp(wanted, least, MAX_PUSH_CTAS)), 1, std::max(1, num_sms / 4));
 }
 
-// Experts of a rank whose tiles of its own node's tokens alone are computed apart from the others, to fill the
-// time by which what travels is behind (a dispatch) or would be behind (a combine) otherwise. Tokens travel in
-// the order in which their first expert is computed, or their last, so that when a part y of the experts is
-// through, 1 - (1 - y)^k of the tokens with k rows in a node have had to travel. What else is late fills a part
-// of that time too; and where an expert's rows are few, its weights are read twice for no gain.
-int choose_split(const MoeCall& call, int nranks, int num_nodes, int experts_per_rank, int64_t token_bytes) {
+// Experts of a rank whose tiles of its own node's tokens alone are computed apart from the others: as many as
+// fill the time by which what travels is behind (a dispatch) or would be behind (a combine) otherwise. Tokens
+// travel in the order in which their first expert is computed, or their last, so that when a part y of the
+// experts is through, 1 - (1 - y)^k of the tokens with k rows in a node have had to travel.
+int choose_split(const MoeCall& call, int nranks, int num_nodes, int experts_per_rank, int64_t token_bytes,
+                 double memory_bytes_per_us) {
   constexpr double NIC_BYTES_PER_US = 50e3;
-  constexpr double BUSY_BYTES_PER_US = 2.5e6;  // of weights, beside rows that travel
-  constexpr double PART_TO_FILL = 0.6;
-  constexpr double STEPS = 64;
+  constexpr double PART_FOR_WEIGHTS = 0.75;  // of the memory's rate, beside rows that travel
   const double expert_bytes = 2 * static_cast<double>(call.hidden * call.inter);
-  const auto pass_us = [&](double rows) {
-    return std::max(rows * expert_bytes / FLOPS_PER_US, expert_bytes / BUSY_BYTES_PER_US);
-  };
+  const double weights_us = expert_bytes / (PART_FOR_WEIGHTS * memory_bytes_per_us);
+  const auto expert_us = [&](double rows) { return std::max(rows * expert_bytes / FLOPS_PER_US, weights_us); };
   const auto rows = static_cast<double>(guessed_rows(call, nranks));
-  const double near_rows = rows / num_nodes - moe::BLOCK_ROWS / 2;
+  const double near_rows = rows / num_nodes - moe::BLOCK_ROWS / 2;  // in whole blocks
   if (near_rows <= 0) return 0;
-  const double near_us = pass_us(near_rows);
-  const double again_us = near_us + pass_us(rows - near_rows) - pass_us(rows);
 
-  const double all_us = experts_per_rank * pass_us(rows);
+  const double all_us = experts_per_rank * expert_us(rows);
   const double tokens = rows * experts_per_rank / call.topk;
   const double goes_there = part_that_goes_there(call, num_nodes);
   const double rows_there = call.topk / (num_nodes * goes_there);
   const double network_us =
       tokens * (num_nodes - 1) * goes_there * static_cast<double>(token_bytes) / NIC_BYTES_PER_US;
-  double behind_us = 0;
-  for (double y = 1 / STEPS; y <= 1; y += 1 / STEPS)
-    behind_us = std::max(behind_us, network_us * (1 - std::pow(1 - y, rows_there)) - y * all_us);
-  const double experts = PART_TO_FILL * behind_us / near_us * std::max(0.0, 1 - again_us / near_us);
-  return static_cast<int>(std::min<double>(experts, experts_per_rank));
+  // Where that is most: y where what has to travel grows as slowly as the product.
+  const double rest = std::pow(std::min(1.0, all_us / (rows_there * network_us)), 1 / (rows_there - 1));
+  const double behind_us = network_us * (1 - std::pow(rest, rows_there)) - (1 - rest) * all_us;
+  return static_cast<int>(std::min<double>(behind_us / expert_us(near_rows), experts_per_rank));
 }
 
 // CTAs that do nothing but sum for other nodes. With a token's rows half in this node, what a NIC carries away
@@ -270,7 +264,8 @@ int choose_relay_ctas(const MoeCall& call, int num_sms) {
 
 }  // namespace
 
-Result<MoePlan> moe_plan(const MoeCall& call, int nranks, int num_sms, const TopologyView* nodes) {
+Result<MoePlan> moe_plan(const MoeCall& call, int nranks, int num_sms, const TopologyView* nodes,
+                         double memory_bytes_per_us) {
   const bool dispatches = call.op == MK_OPERATOR_MOE_DISPATCH_GEMM;
   if (call.experts > moe::CUDA_MAX_EXPERTS) {
     return Status(MK_ERROR_UNSUPPORTED, format("mk_%s: experts=%d: on GPUs at most %d over all ranks",
@@ -318,8 +313,9 @@ Result<MoePlan> moe_plan(const MoeCall& call, int nranks, int num_sms, const Top
     const MoeNetworkPlan& network = to.network;
     const int64_t bytes_of_token = dispatches ? network.layout.packet_bytes
                                               : network.sum_layout.row_bytes + network.sum_layout.route_bytes;
-    to.network.num_split = choose_split(call, nranks, num_nodes,
-                                        routing_of(call, nranks, num_nodes).experts_per_rank(), bytes_of_token);
+    to.network.num_split =
+        choose_split(call, nranks, num_nodes, routing_of(call, nranks, num_nodes).experts_per_rank(),
+                     bytes_of_token, memory_bytes_per_us);
     plan.send_ctas = 1;
     plan.reduce_ctas = relay_ctas;
     plan.network_bytes = call.tokens * std::min(call.topk, nodes->num_nodes - 1) * bytes_of_token;

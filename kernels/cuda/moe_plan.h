@@ -40,9 +40,11 @@ struct MoePlan {
   MoeNetworkPlan network{};
 };
 
+constexpr double H100_MEMORY_BYTES_PER_US = 3.35e6;
 // `nodes`: where there are several, else null. MK_ERROR_UNSUPPORTED: more experts, wider rows, more flags or
 // memory than a launch has, or no such tile.
-Result<MoePlan> moe_plan(const MoeCall& call, int nranks, int num_sms, const TopologyView* nodes = nullptr);
+Result<MoePlan> moe_plan(const MoeCall& call, int nranks, int num_sms, const TopologyView* nodes = nullptr,
+                         double memory_bytes_per_us = H100_MEMORY_BYTES_PER_US);
 
 // The routing's part of a kernel's parameter, but for pointers.
 moe::CudaRouting cuda_routing(const MoeCall& call, int rank, int nranks, int num_nodes = 1);

@@ -146,6 +146,7 @@ class CombineRank {
     params.route_chunks = plan.network.route_chunks;
     params.sum_chunks = plan.network.sum_chunks;
     params.network = plan.network.sum_layout;
+    params.num_split = static_cast<int>((seed + static_cast<uint64_t>(rank_.rank)) % 3);
     params.numbers = plan.network.sum_numbers;
     params.num_push_ctas = kPushCtas;
     params.num_relay_ctas = kRelayCtas;

@@ -21,6 +21,7 @@ namespace mk {
 
 struct EmulatedConfig {
   static constexpr int BLOCK_M = 128;
+  static constexpr int NUM_CONSUMER_WARPGROUPS = 2;  // so that they push first
   static constexpr int NUM_THREADS = 96;  // two push warps and the one that signals; the network's three
 };
 template <>
@@ -137,6 +138,7 @@ class DispatchRank {
     params.nodes = plan.network.nodes;
     params.chunks = plan.network.chunks;
     params.network = plan.network.layout;
+    params.num_split = static_cast<int>((seed + static_cast<uint64_t>(rank_.rank)) % 3);
     params.numbers = plan.network.numbers;
     return params;
   }
