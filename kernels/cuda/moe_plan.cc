@@ -210,9 +210,9 @@ int choose_push_ctas(const MoeCall& call, int nranks, int num_nodes, int local_r
   constexpr double MIN_PUSH_CTAS = 4;
   constexpr double MIN_PUSH_CTAS_OF_FEW_ROWS = 2;
   constexpr double MAX_PUSH_CTAS = 14;
-  const double spare = num_nodes > 1 && call.op == MK_OPERATOR_MOE_DISPATCH_GEMM ? 1.45 : 1.15;
   if (call.tuning.copy_ctas > 0) return std::clamp(call.tuning.copy_ctas, 1, num_sms - 1);
   const bool dispatches = call.op == MK_OPERATOR_MOE_DISPATCH_GEMM;
+  const double spare = dispatches && num_nodes > 1 ? 1.45 : 1.15;
   if (!dispatches && local_ranks == 1) return 0;
   const int64_t rows = guessed_rows(call, nranks);
   const double pushes = dispatches ? 1 + (num_nodes - 1) * part_that_goes_there(call, num_nodes) / call.topk
@@ -245,7 +245,7 @@ int choose_split(const MoeCall& call, int nranks, int num_nodes, int experts_per
   const double all_us = experts_per_rank * expert_us(rows);
   const double tokens = rows * experts_per_rank / call.topk;
   const double goes_there = part_that_goes_there(call, num_nodes);
-  const double rows_there = call.topk / (num_nodes * goes_there);
+  const double rows_there = std::max(1.0, call.topk / (num_nodes * goes_there));
   const double network_us =
       tokens * (num_nodes - 1) * goes_there * static_cast<double>(token_bytes) / NIC_BYTES_PER_US;
   // Where that is most: y where what has to travel grows as slowly as the product.

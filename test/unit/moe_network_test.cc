@@ -400,9 +400,9 @@ TEST_CASE("what maxima have prepared has room for every dispatch between nodes t
 
 TEST_CASE("a plan splits experts where that fills the time that the network takes") {
   for (const mk_operator_t op : {MK_OPERATOR_MOE_DISPATCH_GEMM, MK_OPERATOR_MOE_GEMM_COMBINE}) {
-    const auto splits = [&](const std::vector<int32_t>& nodes, int64_t tokens, int64_t inter) {
+    const auto splits = [&](const std::vector<int32_t>& nodes, int64_t tokens, int64_t inter, int topk = 8) {
       const TopologyArrays arrays(Topology::make(0, std::vector<std::string>(nodes.size(), "host"), nodes));
-      MoeCall call = test::make_moe_call(op, 256, 8);
+      MoeCall call = test::make_moe_call(op, 256, topk);
       call.hidden = 7168;
       call.inter = inter;
       call.tokens = tokens;
@@ -420,6 +420,12 @@ TEST_CASE("a plan splits experts where that fills the time that the network take
     CHECK(splits({0, 1}, 8192, 2048) < 100);
     // and the product hides the network.
     CHECK(splits({0, 1}, 8192, 16384) == 0);
+    // A row a token: as many rows there as tokens go there, but for rounding.
+    for (int32_t num_nodes = 2; num_nodes <= 32; ++num_nodes) {
+      std::vector<int32_t> nodes;
+      for (int32_t node = 0; node < num_nodes; ++node) nodes.push_back(node);
+      CHECK(splits(nodes, 1 << 15, 64, 1) == ceil_div(256, num_nodes));
+    }
     // No more than a rank has.
     CHECK(splits({0, 1}, 65536, 64) == 128);
     CHECK(splits({0, 0, 0, 0, 1, 1, 1, 1}, 65536, 64) == 32);
