@@ -102,7 +102,9 @@ struct MoeNetworkJob {
   int rank_of_expert(int expert) const { return expert / routing(0).experts_per_rank; }
   int node_of_expert(int expert) const { return nodes.node[rank_of_expert(expert)]; }
   bool is_leader(int rank, int64_t token, int k) const {
-    return moe::leads(routing(rank), nodes, k, [&](int other) { return item(rank, token, other).expert; });
+    return moe::leads(routing(rank), k, [&](int other) {
+      return moe::ListPlace::of(routing(rank), nodes, item(rank, token, other).expert);
+    });
   }
 
   // The items of a rank by which its tokens are listed for other nodes, as the counting CTAs place them.

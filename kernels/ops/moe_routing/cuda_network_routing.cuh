@@ -17,6 +17,7 @@ struct NetworkCountingStorage : CountingStorage<NUM_THREADS> {
   using CountingStorage<NUM_THREADS>::NUM_WARPS;
   uint32_t led[NUM_WARPS][CUDA_MAX_EXPERTS];  // tokens of the warp's items, by the expert that leads them
   uint32_t begins[MAX_PLACES + 1];            // of packed tokens, by place
+  ListPlace list_places[CUDA_MAX_EXPERTS];
 };
 
 // Tokens led by each expert, of each counting CTA: behind what cta_rows() has of all.
@@ -26,10 +27,13 @@ __device__ __forceinline__ uint32_t* cta_tokens(const RankComm& comm, const Cuda
 }
 
 // The expert of an item that leads its token, else -1.
-__device__ __forceinline__ int leading_expert(const CudaRouting& routing, const NodeMap& nodes, int64_t item) {
-  const int k = static_cast<int>(item % routing.topk);
-  const int64_t first = item - k;
-  const bool is_leader = leads(routing, nodes, k, [&](int other) { return expert_at(routing, first + other); });
+__device__ __forceinline__ int leading_expert(const CudaRouting& routing, const ListPlace* list_places,
+                                              int64_t item) {
+  const int k = choice_of(routing, item);
+  const bool is_leader = leads(routing, k, [&](int other) {
+    const auto expert = static_cast<uint64_t>(expert_at(routing, item - k + other));
+    return expert < static_cast<uint64_t>(routing.experts) ? list_places[expert] : ListPlace{-1};
+  });
   return is_leader ? static_cast<int>(expert_at(routing, item)) : -1;
 }
 
@@ -43,11 +47,14 @@ struct TokensOfNodes {
 
   __device__ void clear() const {
     for (int i = threadIdx.x; i < smem.NUM_WARPS * CUDA_MAX_EXPERTS; i += NUM_THREADS) (&smem.led[0][0])[i] = 0;
+    for (int expert = threadIdx.x; expert < routing.experts; expert += NUM_THREADS)
+      smem.list_places[expert] = ListPlace::of(routing, nodes, expert);
   }
   __device__ void count(int64_t begin, int64_t end) const {
     number_by_expert(
         smem.led[threadIdx.x / 32], begin, end,
-        [&](int64_t item) { return leading_expert(routing, nodes, item); }, [](int64_t, int, uint32_t) {});
+        [&](int64_t item) { return leading_expert(routing, smem.list_places, item); },
+        [](int64_t, int, uint32_t) {});
   }
   __device__ void publish() const {
     for (int expert = threadIdx.x; expert < routing.experts; expert += NUM_THREADS) {
@@ -175,7 +182,7 @@ __device__ void place_tokens(const RankComm& comm, const CudaRouting& routing, c
   const WarpItems<NUM_THREADS> items(routing);
   number_by_expert(
       smem.led[threadIdx.x / 32], items.begin, items.end,
-      [&](int64_t item) { return leading_expert(routing, nodes, item); },
+      [&](int64_t item) { return leading_expert(routing, smem.list_places, item); },
       [&](int64_t item, int expert, uint32_t number) {
         if (expert >= 0) visit(item, expert, smem.begins[nodes.place(routing, expert)] + number);
       });

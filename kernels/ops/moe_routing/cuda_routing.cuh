@@ -32,12 +32,17 @@ __device__ __forceinline__ int64_t expert_at(const CudaRouting& routing, int64_t
                                   : static_cast<const int32_t*>(routing.topk_idx)[item];
 }
 
+// The k of a (token, k). There are fewer than 2^32, and a division by 64 bits takes ten times as long.
+__device__ __forceinline__ int choice_of(const CudaRouting& routing, int64_t item) {
+  return static_cast<int>(static_cast<uint32_t>(item) % static_cast<uint32_t>(routing.topk));
+}
+
 // The expert of a (token, k); -1: none, or not one that can be.
 __device__ __forceinline__ int checked_expert(const CudaRouting& routing, LaunchState& state, int64_t item) {
   const int64_t expert = expert_at(routing, item);
   bool is_good = expert >= -1 && expert < routing.experts;
   if (is_good && expert >= 0) {
-    const int k = static_cast<int>(item % routing.topk);
+    const int k = choice_of(routing, item);
     for (int before = 1; before <= k; ++before) {
       is_good = is_good && expert_at(routing, item - before) != expert;
     }

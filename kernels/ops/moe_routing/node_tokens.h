@@ -58,24 +58,33 @@ MK_HOST_DEVICE bool comes_before(const CudaRouting& routing, int place, int othe
   return routing.combines ? place > other : place < other;
 }
 
-// Is it the expert of the k-th item by which its token is listed for that expert's node? expert_of(k): those of
-// the token's items, whatever they hold.
-template <class ExpertOf>
-MK_HOST_DEVICE bool leads(const CudaRouting& routing, const NodeMap& nodes, int k, ExpertOf&& expert_of) {
-  const int64_t expert = expert_of(k);
-  if (expert < 0 || expert >= routing.experts) return false;
-  const int node = nodes.node[expert / routing.experts_per_rank];
-  if (node == nodes.node[routing.rank]) return false;
-  const int place = nodes.place(routing, static_cast<int>(expert));
-  for (int other = 0; other < routing.topk; ++other) {
-    const int64_t another = expert_of(other);
-    if (another < 0 || another >= routing.experts) continue;
-    if (nodes.node[another / routing.experts_per_rank] == node &&
-        comes_before(routing, nodes.place(routing, static_cast<int>(another)), place)) {
-      return false;
-    }
+// Where an expert's tokens are listed: for which node, and the place there. Dear to work out for each item.
+// The node, above 16 bits of place; negative: none, because the node is this one, or it is no expert.
+struct ListPlace {
+  int32_t bits;
+
+  MK_HOST_DEVICE static ListPlace of(const CudaRouting& routing, const NodeMap& nodes, int64_t expert) {
+    if (expert < 0 || expert >= routing.experts) return {-1};
+    const int node = nodes.node[expert / routing.experts_per_rank];
+    if (node == nodes.node[routing.rank]) return {-1};
+    return {node << 16 | nodes.place(routing, static_cast<int>(expert))};
   }
-  return true;
+  MK_HOST_DEVICE bool is_listed() const { return bits >= 0; }
+  MK_HOST_DEVICE bool has_node_of(const ListPlace& other) const { return bits >> 16 == other.bits >> 16; }
+};
+static_assert(MAX_PLACES < 1 << 16 && MAX_GPU_RANKS < 1 << 15);
+
+// Is it the expert of the k-th item by which its token is listed for that expert's node? place_of(k): of the
+// experts of the token's items, whatever they hold.
+template <class PlaceOf>
+MK_HOST_DEVICE bool leads(const CudaRouting& routing, int k, PlaceOf&& place_of) {
+  const ListPlace place = place_of(k);
+  bool is_first = place.is_listed();
+  for (int other = 0; is_first && other < routing.topk; ++other) {
+    const ListPlace another = place_of(other);
+    is_first = !another.has_node_of(place) || !comes_before(routing, another.bits, place.bits);
+  }
+  return is_first;
 }
 
 // Tokens of the first `num_sources` ranks in the lists for `relay`'s node that it takes.
