@@ -16,8 +16,11 @@ namespace {
 // Tiles of a group are counted with 32 bits.
 constexpr int64_t MAX_WIDTH = 1 << 18;
 constexpr int64_t MAX_AREA_BYTES = int64_t{1} << 46;
-// Rows of an expert up to which the low tile is the better one: it is bound by the weights either way.
+// Rows of an expert up to which the low tile is the better one: it is bound by the weights either way. A
+// dispatch hands low tiles out singly, and those of an expert that has more than one would read its weights
+// more than once.
 constexpr int64_t FEW_ROWS_OF_EXPERT = 64;
+constexpr int64_t FEW_DISPATCHED_ROWS = 48;
 constexpr double FLOPS_PER_US = 660e6;
 constexpr double BYTES_PER_US_OF_CTA = 38e3;
 constexpr double WEIGHT_BYTES_PER_US = 4.1e6;
@@ -182,7 +185,8 @@ int64_t guessed_rows(const MoeCall& call, int nranks) {
 }
 
 Status choose_tile(const MoeCall& call, int nranks, MoePlan& to) {
-  const bool is_low = guessed_rows(call, nranks) <= FEW_ROWS_OF_EXPERT;
+  const bool dispatches = call.op == MK_OPERATOR_MOE_DISPATCH_GEMM;
+  const bool is_low = guessed_rows(call, nranks) <= (dispatches ? FEW_DISPATCHED_ROWS : FEW_ROWS_OF_EXPERT);
   bool is_found = false;
   for (int i = 0; i < moe::NUM_CUDA_TILES; ++i) {
     const GemmTile& tile = moe::CUDA_TILES[i];
@@ -204,9 +208,12 @@ double part_that_goes_there(const MoeCall& call, int num_nodes) {
 
 // CTAs that do nothing but push: as many as bring rows as fast as the others compute them, and no more than
 // fill the links. A dispatch's also push rows that stay at home; between nodes they pack what goes to others,
-// and in turn with that bring rows for tiles that need nothing else. A combine's push only what leaves the
-// rank. Where an expert has few rows its weights take longer than its product. `local_ranks`: of a node.
-int choose_push_ctas(const MoeCall& call, int nranks, int num_nodes, int local_ranks, int num_sms) {
+// and in turn with that bring rows for tiles that need nothing else; with low tiles they compute when they are
+// through, so more of them cost nothing. A combine's push only what leaves the rank. Where an expert has few
+// rows its weights take longer than its product. `local_ranks`: of a node.
+int choose_push_ctas(const MoeCall& call, int nranks, int num_nodes, int local_ranks, int num_sms,
+                     bool is_low) {
+  constexpr int PUSH_CTAS_THAT_COMPUTE = 12;
   constexpr double MIN_PUSH_CTAS = 4;
   constexpr double MIN_PUSH_CTAS_OF_FEW_ROWS = 2;
   constexpr double MAX_PUSH_CTAS = 14;
@@ -214,6 +221,7 @@ int choose_push_ctas(const MoeCall& call, int nranks, int num_nodes, int local_r
   const bool dispatches = call.op == MK_OPERATOR_MOE_DISPATCH_GEMM;
   const double spare = dispatches && num_nodes > 1 ? 1.45 : 1.15;
   if (!dispatches && local_ranks == 1) return 0;
+  if (dispatches && is_low) return std::clamp(num_sms / 4, 1, PUSH_CTAS_THAT_COMPUTE);
   const int64_t rows = guessed_rows(call, nranks);
   const double pushes = dispatches ? 1 + (num_nodes - 1) * part_that_goes_there(call, num_nodes) / call.topk
                                    : 1 - 1.0 / local_ranks;
@@ -300,7 +308,8 @@ Result<MoePlan> moe_plan(const MoeCall& call, int nranks, int num_sms, const Top
   int local_ranks = nodes == nullptr ? nranks : 1;
   for (int node = 0; nodes != nullptr && node < nodes->num_nodes; ++node)
     local_ranks = std::max(local_ranks, static_cast<int>(nodes->node_nranks(node)));
-  plan.copy_ctas = choose_push_ctas(call, nranks, num_nodes, local_ranks, num_sms);
+  const bool is_low = moe::CUDA_TILES[to.tile].block_m < moe::BLOCK_ROWS;
+  plan.copy_ctas = choose_push_ctas(call, nranks, num_nodes, local_ranks, num_sms, is_low);
   plan.compute_ctas = num_sms - plan.copy_ctas;
   if (call.tuning.compute_ctas > 0) plan.compute_ctas = std::min(plan.compute_ctas, call.tuning.compute_ctas);
   plan.tile_m = moe::CUDA_TILES[to.tile].block_m;

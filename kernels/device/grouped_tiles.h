@@ -63,22 +63,28 @@ struct TwoPasses {
   }
 };
 
-// A worker takes every num_workers-th tile: pass by pass, in a pass group by group, inside a group in the
-// raster of TileSchedule. All walk alike.
+// Tiles are numbered pass by pass, in a pass group by group, inside a group in the raster of TileSchedule. A
+// worker takes every num_workers-th, or is told which; either way a tile has a higher number than the one
+// before.
 template <class Passes>
 class GroupedTileCursor {
  public:
-  MK_HOST_DEVICE GroupedTileCursor(const GroupedTiles& tiles, const Passes& passes, int worker)
+  MK_HOST_DEVICE GroupedTileCursor(const GroupedTiles& tiles, const Passes& passes, int worker = 0)
       : tiles_(tiles), passes_(passes), next_tile_(worker) {}
 
   MK_HOST_DEVICE bool next(GroupedTile* work) {
+    const bool has_work = find(next_tile_, work);
+    next_tile_ += tiles_.num_workers;
+    return has_work;
+  }
+  MK_HOST_DEVICE bool find(int tile, GroupedTile* work) {
     int num_m_tiles = 0;
     while (true) {
       for (; group_ < tiles_.num_groups; ++group_) {
         num_m_tiles = passes_.num_m_tiles(pass_, group_, tiles_.num_m_tiles(group_));
         const int num_tiles = num_m_tiles * tiles_.num_n_tiles;
-        if (next_tile_ < num_tiles) break;
-        next_tile_ -= num_tiles;
+        if (tile - group_begin_ < num_tiles) break;
+        group_begin_ += num_tiles;
       }
       if (group_ < tiles_.num_groups) break;
       if (pass_ + 1 == Passes::NUM_PASSES) return false;
@@ -86,10 +92,11 @@ class GroupedTileCursor {
       group_ = 0;
     }
     const int tiles_per_raster = tiles_.group_m * tiles_.num_n_tiles;
-    const int raster = next_tile_ / tiles_per_raster;
+    const int in_group = tile - group_begin_;
+    const int raster = in_group / tiles_per_raster;
     const int first_m = raster * tiles_.group_m;
     const int height = num_m_tiles - first_m < tiles_.group_m ? num_m_tiles - first_m : tiles_.group_m;
-    const int idx = next_tile_ - raster * tiles_per_raster;
+    const int idx = in_group - raster * tiles_per_raster;
     work->n_tile = idx / height;
     work->m_tile = passes_.m_tile(pass_, group_, first_m + idx - work->n_tile * height);
     work->k_begin = 0;
@@ -98,14 +105,14 @@ class GroupedTileCursor {
     work->row = tiles_.first_row(group_) + work->m_tile * tiles_.block_m;
     work->row_end = tiles_.first_row(group_ + 1);
     work->ordinal = num_tiles_++;
-    next_tile_ += tiles_.num_workers;
     return true;
   }
 
  private:
   const GroupedTiles& tiles_;
   const Passes passes_;
-  int next_tile_;  // counted from the first of the group that are in the pass
+  int next_tile_;
+  int group_begin_ = 0;  // the first tile of the group that is in the pass
   int pass_ = 0;
   int group_ = 0;
   int num_tiles_ = 0;

@@ -96,6 +96,7 @@ struct LaunchState {
   uint32_t counts[kFlagsPerBank];
   uint32_t num_near;          // see CtasInStep
   uint32_t late_push_ticket;  // as push_ticket, of pieces that go later
+  uint32_t tile_ticket;       // tiles handed out, of a launch
 };
 
 struct TraceBuffer;

@@ -328,6 +328,7 @@ __device__ inline void RankLaunch::end_cta() const {
   state.gather_ticket = 0;
   state.push_ticket = 0;
   state.late_push_ticket = 0;
+  state.tile_ticket = 0;
   state.num_counted = 0;
   state.num_routed = 0;
   state.fault = 0;

@@ -356,6 +356,58 @@ TEST_CASE("every tile of a grouped product is one worker's, once") {
   }
 }
 
+TEST_CASE("a worker that is told of tiles finds those that it would have counted to") {
+  std::mt19937 random(4);
+  for (int turn = 0; turn < 100; ++turn) {
+    std::vector<uint32_t> row_begin = {7};
+    const int groups = 1 + static_cast<int>(random() % 20);
+    for (int group = 0; group < groups; ++group)
+      row_begin.push_back(row_begin.back() + (random() % 3 == 0 ? 0 : random() % 600));
+    const GroupedTiles tiles{row_begin.data(), groups, 128, 1 + static_cast<int>(random() % 9), 3, 2, 1};
+    std::vector<GroupedTile> all;
+    GroupedTileCursor counting(tiles, OnePass{});
+    for (GroupedTile work; counting.next(&work);) all.push_back(work);
+    GroupedTileCursor told(tiles, OnePass{});
+    GroupedTile work;
+    int ordinal = 0;
+    for (size_t tile = random() % 5; tile < all.size(); tile += 1 + random() % 30) {
+      REQUIRE(told.find(static_cast<int>(tile), &work));
+      REQUIRE(work.row == all[tile].row);
+      REQUIRE(work.n_tile == all[tile].n_tile);
+      REQUIRE(work.group == all[tile].group);
+      REQUIRE(work.ordinal == ordinal++);
+    }
+    REQUIRE(!told.find(static_cast<int>(all.size()), &work));
+    REQUIRE(!told.find(INT32_MAX, &work));
+  }
+}
+
+TEST_CASE("a dispatch of few rows an expert has low tiles, and push CTAs that compute as well") {
+  const auto plan_of = [](mk_operator_t op, int64_t rows_of_expert, int num_sms) {
+    MoeCall call;
+    call.op = op;
+    call.experts = 256;
+    call.topk = 8;
+    call.tokens = rows_of_expert * call.experts / call.topk / 2;
+    call.hidden = 7168;
+    call.inter = 2048;
+    call.capacity_rows = call.tokens * call.topk * 2;
+    const Result<MoePlan> planned = moe_plan(call, 2, num_sms, nullptr);
+    REQUIRE(planned.ok());
+    return planned.value().plan;
+  };
+  for (const int64_t rows : {1, 8, 48}) {
+    CHECK(plan_of(MK_OPERATOR_MOE_DISPATCH_GEMM, rows, 132).tile_m == 64);
+    CHECK(plan_of(MK_OPERATOR_MOE_DISPATCH_GEMM, rows, 132).copy_ctas == 12);
+    CHECK(plan_of(MK_OPERATOR_MOE_DISPATCH_GEMM, rows, 132).compute_ctas == 120);
+    CHECK(plan_of(MK_OPERATOR_MOE_DISPATCH_GEMM, rows, 2).copy_ctas == 1);
+    CHECK(plan_of(MK_OPERATOR_MOE_DISPATCH_GEMM, rows, 2).compute_ctas == 1);
+  }
+  CHECK(plan_of(MK_OPERATOR_MOE_DISPATCH_GEMM, 49, 132).tile_m == 128);
+  CHECK(plan_of(MK_OPERATOR_MOE_GEMM_COMBINE, 64, 132).tile_m == 64);
+  CHECK(plan_of(MK_OPERATOR_MOE_GEMM_COMBINE, 65, 132).tile_m == 128);
+}
+
 TEST_CASE("what maxima have prepared has room for every dispatch that they cover") {
   std::mt19937_64 random(3);
   const auto below = [&](int64_t limit) { return std::uniform_int_distribution<int64_t>(0, limit)(random); };

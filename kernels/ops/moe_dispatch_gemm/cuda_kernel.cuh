@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
 // MoE dispatch + GEMM as one persistent kernel: all CTAs route, then some push rows, and the others compute
-// each expert's tiles as the rows arrive.
+// each expert's tiles as the rows arrive; of few rows, those that have pushed all compute as well.
 #pragma once
 
 #include "kernels/device/copy_rows.cuh"
+#include "kernels/device/tile_tickets.cuh"
 #include "kernels/ops/moe_dispatch_gemm/cuda_push.cuh"
 #include "kernels/ops/moe_routing/cuda_product.cuh"
 
@@ -16,6 +17,7 @@ const CudaTable& cuda_kernels_fp16();
 template <class Config>
 struct Storage : moe::ExpertStorage<Config, Tables> {
   moe::Turns turns;
+  TileFeed feed;
   __device__ OnePass passes() const { return {}; }
 };
 
@@ -53,24 +55,58 @@ __device__ __forceinline__ bool wait_block(const RankLaunch& launch, const CudaP
   return __all_sync(~0u, is_there);
 }
 
+// Low tiles have each a column of weights to themselves: they are handed out as CTAs come for them, those that
+// have pushed included. Others share theirs, and a CTA's are known beforehand.
+template <class Config>
+constexpr bool DEALS_TILES = !Config::IS_LARGE;
+
+// How many k-steps before a tile's end the next one is taken: what it takes to see that its rows are here.
+constexpr int NEAR_K_STEPS = 12;
+
 // The warp that is ahead of the producer.
 template <class Config, class Passes>
 __device__ __forceinline__ void watch_rows(const RankLaunch& launch, const CudaParams& params,
-                                           const Tables& tables, const Passes& passes, uint32_t& num_ready) {
+                                           const Tables& tables, const Passes& passes, TileFeed& feed,
+                                           uint32_t& num_ready) {
+  const bool is_first = threadIdx.x % 32 == 0;
   const GroupedTiles tiles = tiles_of(params, tables, Config::BLOCK_M);
   GroupedTileCursor cursor(tiles, passes, blockIdx.x);
   GroupedTile work;
-  while (cursor.next(&work)) {
+  uint32_t num_tiles = 0;
+  const auto next = [&] {
+    if constexpr (!DEALS_TILES<Config>) return cursor.next(&work);
+    int tile = 0;
+    if (is_first) {
+      await_near(feed, num_tiles);
+      tile = static_cast<int>(atomicAdd(&params.comm.state->tile_ticket, 1u));
+      feed_tile(feed, num_tiles, tile);
+    }
+    ++num_tiles;
+    return cursor.find(__shfl_sync(~0u, tile, 0), &work);
+  };
+  while (next()) {
     const int block = work.m_tile * Config::BLOCK_M / moe::BLOCK_ROWS;
-    if (!wait_block(launch, params, tables, DeviceRole::compute, work.group, block)) break;
+    if (!wait_block(launch, params, tables, DeviceRole::compute, work.group, block)) {
+      if (DEALS_TILES<Config> && is_first) feed_tile(feed, num_tiles, NO_TILE);
+      break;
+    }
     moe::pass_ready(num_ready, work.ordinal + 1);
   }
   moe::pass_ready(num_ready, moe::ALL_READY);
 }
 
+// A CTA's `ordinal`-th tile, as its producer and its consumers learn of it.
+template <class Config, class Passes>
+__device__ __forceinline__ bool next_work(GroupedTileCursor<Passes>& cursor, const TileFeed& feed,
+                                          uint32_t ordinal, GroupedTile* work) {
+  if constexpr (DEALS_TILES<Config>) return cursor.find(next_tile(feed, ordinal), work);
+  return cursor.next(work);
+}
+
 template <class Config, class Passes>
 __device__ __forceinline__ void produce(const RankLaunch& launch, moe::ProductStorage<Config>& smem,
-                                        const CudaParams& params, const Tables& tables, const Passes& passes) {
+                                        TileFeed& feed, const CudaParams& params, const Tables& tables,
+                                        const Passes& passes) {
   const CUtensorMap* map_rows = &params.map_rows[launch.bank()];
   ptx::prefetch_tensormap(map_rows);
   ptx::prefetch_tensormap(&params.map_w);
@@ -79,11 +115,16 @@ __device__ __forceinline__ void produce(const RankLaunch& launch, moe::ProductSt
   StageCursor<Config::NUM_STAGES> stages;
   const CtasInStep in_step = moe::ctas_in_step<Config>(params.comm, params.num_compute_ctas);
   GroupedTile work;
-  while (cursor.next(&work)) {
+  for (uint32_t ordinal = 0; next_work<Config>(cursor, feed, ordinal, &work); ++ordinal) {
     const Tracer tracer(params.comm.trace, TRACE_LOAD);
     tracer.begin(TraceKind::load, trace_tile(work));
-    moe::load_expert_tile<Config>(smem.mainloop, stages, map_rows, work.row, &params.map_w, work, in_step,
-                                  [&] { moe::wait_ready(smem.num_ready, work.ordinal); });
+    const int near = max(work.k_end - NEAR_K_STEPS, 0);
+    moe::load_expert_tile<Config>(
+        smem.mainloop, stages, map_rows, work.row, &params.map_w, work, in_step,
+        [&] { moe::wait_ready(smem.num_ready, work.ordinal); },
+        [&](int k_step) {
+          if (DEALS_TILES<Config> && k_step == near) near_end(feed, ordinal);
+        });
     tracer.end();
   }
   in_step.leave();
@@ -164,19 +205,22 @@ __device__ __forceinline__ void copy_dispatched(const RankLaunch& launch, const 
   }
 }
 
+// By all threads of a CTA.
 template <class Config, class AnyStorage>
 __device__ __forceinline__ void run_product_cta(const RankLaunch& launch, const CudaParams& params,
                                                 AnyStorage& storage) {
   moe::ProductStorage<Config>& smem = storage.product();
   const Tables& tables = storage.tables;
+  TileFeed& feed = storage.feed;
   const auto passes = storage.passes();
+  if (DEALS_TILES<Config> && threadIdx.x == 0) feed_init(feed);
   product_init(smem);
   run_roles<Config>(
-      params.num_compute_ctas, [&] { produce<Config>(launch, smem, params, tables, passes); },
+      params.num_compute_ctas, [&] { produce<Config>(launch, smem, feed, params, tables, passes); },
       [&](const CopyWarp& warp) {
         if (warp.warp == 0) {
-          watch_rows<Config>(launch, params, tables, passes, smem.num_ready);
-        } else if (params.dispatched_rows != nullptr) {
+          watch_rows<Config>(launch, params, tables, passes, feed, smem.num_ready);
+        } else if (params.dispatched_rows != nullptr && static_cast<int>(blockIdx.x) < warp.num_ctas) {
           copy_dispatched(launch, params, tables, (warp.warp - 1) * warp.num_ctas + blockIdx.x,
                           (NUM_COPY_WARPS - 1) * warp.num_ctas);
         }
@@ -184,13 +228,14 @@ __device__ __forceinline__ void run_product_cta(const RankLaunch& launch, const 
       [&](int warpgroup) __attribute__((always_inline)) {
         const GroupedTiles tiles = tiles_of(params, tables, Config::BLOCK_M);
         GroupedTileCursor cursor(tiles, passes, blockIdx.x);
+        uint32_t num_tiles = 0;
         static_assert(Config::NUM_ROW_BLOCKS == 1);
         RowOrigins origins(launch, params);
         consumer_role<Config, GroupedTile, TilesAre::settled>(
             smem.mainloop, warpgroup, params.comm.trace,
             [&](GroupedTile* work) {
               origins.fetch();
-              const bool has_work = cursor.next(work);
+              const bool has_work = next_work<Config>(cursor, feed, num_tiles++, work);
               if (has_work) origins.expect(moe::warp_row(*work, warpgroup), work->row_end);
               return has_work;
             },
@@ -218,12 +263,13 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
       begin_record<Config::NUM_THREADS>(params, smem.tables, smem.decision.verdict);
   }
   if (moe::finish_routing(launch, params.comm, params.routing, smem.decision)) {
-    if (static_cast<int>(blockIdx.x) >= params.num_compute_ctas) {
-      run_push_cta<Config>(launch, params, smem);
+    const bool pushes = static_cast<int>(blockIdx.x) >= params.num_compute_ctas;
+    if (pushes) {
+      run_push_cta<Config>(params, smem);
     } else {
       push_first_turn<Config>(params, smem);
-      run_product_cta<Config>(launch, params, smem);
     }
+    if (!pushes || DEALS_TILES<Config>) run_product_cta<Config>(launch, params, smem);
   }
   launch.end_cta();
 }

@@ -123,11 +123,14 @@ __device__ __forceinline__ void run_between_nodes(const NetworkParams& params, N
   if (moe::finish_routing(launch, params.comm, params.routing, smem.decision)) {
     if (moe::has_network()) {
       run_network_cta(launch, network, params);
-    } else if (static_cast<int>(blockIdx.x) >= params.num_compute_ctas) {
-      run_network_push_cta<Config>(launch, params, smem);
     } else {
-      take_dealt_turns<Config>(params, smem);
-      compute(launch);
+      const bool pushes = static_cast<int>(blockIdx.x) >= params.num_compute_ctas;
+      if (pushes) {
+        run_network_push_cta<Config>(params, smem);
+      } else {
+        take_dealt_turns<Config>(params, smem);
+      }
+      if (!pushes || DEALS_TILES<Config>) compute(launch);
     }
   }
   launch.end_cta();

@@ -440,9 +440,10 @@ __device__ __noinline__ void take_dealt_turns(const NetworkParams& params, Stora
   }
 }
 
+// By a CTA that pushes until nothing is left, and may have another role then.
 template <class Config, class Storage>
-__device__ __forceinline__ void run_network_push_cta(const RankLaunch& launch, const NetworkParams& params,
-                                                     Storage& smem) {
+__device__ __noinline__ void run_network_push_cta(const NetworkParams& params, Storage& smem) {
+  const RankLaunch launch(params.comm);
   auto& storage = smem.push();
   constexpr int NUM_WARPS = PushCtaStorage<Config::NUM_THREADS>::NUM_WARPS;
   const NetworkPlaces& places = smem.network.places;
@@ -465,9 +466,10 @@ __device__ __forceinline__ void run_network_push_cta(const RankLaunch& launch, c
                      TurnTickets(smem.turns, &params.comm.state->push_ticket, dealt), push, done);
     take_late_turns(launch, params, smem.tables, smem.network, warp, push, done);
     notes.end();
-    return;
+  } else {
+    signal_turns(launch, params, places, storage.signals);
   }
-  signal_turns(launch, params, places, storage.signals);
+  push_cta_end(storage);
 }
 
 }  // namespace mk::moe_dispatch_gemm

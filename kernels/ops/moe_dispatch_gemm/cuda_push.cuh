@@ -165,14 +165,15 @@ __device__ __noinline__ void push_first_turn(const CudaParams& params, Storage& 
   }
 }
 
+// By a CTA that pushes until nothing is left, and may have another role then.
 template <class Config, class Storage>
-__device__ __forceinline__ void run_push_cta(const RankLaunch& launch, const CudaParams& params,
-                                             Storage& smem) {
-  push_turns<Config>(launch, params, smem, [&](int) {
+__device__ __noinline__ void run_push_cta(const CudaParams& params, Storage& smem) {
+  push_turns<Config>(RankLaunch(params.comm), params, smem, [&](int) {
     return threadIdx.x % 32 != 0
                ? 0
                : num_first_turns<Config>(params) + atomicAdd(&params.comm.state->push_ticket, 1u);
   });
+  push_cta_end(smem.push());
 }
 
 }  // namespace mk::moe_dispatch_gemm

@@ -68,8 +68,8 @@ __device__ __forceinline__ void produce(moe::ProductStorage<Config>& smem, const
   while (cursor.next(&work)) {
     const Tracer tracer(params.comm.trace, TRACE_LOAD);
     tracer.begin(TraceKind::load, trace_tile(work));
-    moe::load_expert_tile<Config>(smem.mainloop, stages, map_rows, work.row, &params.map_w, work, in_step,
-                                  [] {});
+    moe::load_expert_tile<Config>(
+        smem.mainloop, stages, map_rows, work.row, &params.map_w, work, in_step, [] {}, [](int) {});
     tracer.end();
   }
   in_step.leave();

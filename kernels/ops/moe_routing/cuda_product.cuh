@@ -78,12 +78,13 @@ __device__ __forceinline__ CtasInStep ctas_in_step(const RankComm& comm, int num
 }
 
 // Producer, one thread: rows from `row` of `map_rows` on, once wait() has returned, but for the first weights.
-template <class Config, class Wait>
+// at_k_step(k_step) comes with the loads of each.
+template <class Config, class Wait, class AtKStep>
 __device__ __forceinline__ void load_expert_tile(MainloopStorage<Config>& smem,
                                                  StageCursor<Config::NUM_STAGES>& cursor,
                                                  const CUtensorMap* map_rows, int row, const CUtensorMap* map_w,
                                                  const GroupedTile& work, const CtasInStep& in_step,
-                                                 Wait&& wait) {
+                                                 Wait&& wait, AtKStep&& at_k_step) {
   const int n = work.n_tile * Config::BLOCK_N;
   for (int k_step = 0; k_step < work.k_end; ++k_step) {
     mbarrier_wait(&smem.stage_empty[cursor.stage], cursor.phase ^ 1);
@@ -95,6 +96,7 @@ __device__ __forceinline__ void load_expert_tile(MainloopStorage<Config>& smem,
       in_step.await_others(work.ordinal);
     }
     in_step.at_k_step(k_step, 0, work.k_end);
+    at_k_step(k_step);
     load_a_stage<Config>(smem, cursor.stage, map_rows, row, k_step * Config::BLOCK_K);
     cursor.advance();
   }
