@@ -13,7 +13,7 @@
 namespace mk {
 namespace {
 
-// Tiles of a group are counted with 32 bits.
+// A rank's tiles are counted with 32 bits.
 constexpr int64_t MAX_WIDTH = 1 << 18;
 constexpr int64_t MAX_AREA_BYTES = int64_t{1} << 46;
 // Rows of an expert up to which the low tile is the better one: it is bound by the weights either way. A

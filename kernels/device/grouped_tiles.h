@@ -69,7 +69,7 @@ struct TwoPasses {
 template <class Passes>
 class GroupedTileCursor {
  public:
-  MK_HOST_DEVICE GroupedTileCursor(const GroupedTiles& tiles, const Passes& passes, int worker = 0)
+  MK_HOST_DEVICE GroupedTileCursor(const GroupedTiles& tiles, const Passes& passes, int worker)
       : tiles_(tiles), passes_(passes), next_tile_(worker) {}
 
   MK_HOST_DEVICE bool next(GroupedTile* work) {

@@ -6,6 +6,7 @@
 #include "shim/device_words.h"
 
 #include <array>
+#include <atomic>
 #include <random>
 #include <set>
 #include <vector>
@@ -149,10 +150,12 @@ class DispatchRank {
     std::vector<std::vector<uint8_t>> smem(kComputeCtas + kPushCtas + 1,
                                            std::vector<uint8_t>(sizeof(Smem) + 1024));
     std::string wrong;
+    num_products_ = 0;
     emulation::run_ctas(kComputeCtas + kPushCtas + 1, EmulatedConfig::NUM_THREADS / 32, [&] {
       auto address = reinterpret_cast<uintptr_t>(smem[blockIdx.x].data());
       Smem& storage = *reinterpret_cast<Smem*>((address + 1023) / 1024 * 1024);
       moe_dispatch_gemm::run_between_nodes<EmulatedConfig>(params, storage, [&](const RankLaunch& launch) {
+        if (threadIdx.x == 0) ++num_products_;
         if (threadIdx.x >= 32 || static_cast<int>(blockIdx.x) >= kComputeCtas) return;
         const std::string text = consume(launch, params, storage.tables, shape, seed);
         if (threadIdx.x == 0) wrong = text;
@@ -160,6 +163,8 @@ class DispatchRank {
     });
     return wrong;
   }
+  // CTAs that have come to the product in the last launch.
+  int num_products() const { return num_products_; }
 
   std::string wrong_record(const NetworkParams& params) const {
     const moe::RecordItem* const items = params.routing.items;
@@ -233,6 +238,7 @@ class DispatchRank {
   std::vector<uint16_t> rows_;
   std::vector<float> factors_;
   std::vector<Line> record_;
+  std::atomic<int> num_products_ = 0;
 };
 
 std::string run_launches(DispatchRank& dispatch, Rank& rank, const Shape& shape, uint64_t first_seed,
@@ -250,6 +256,7 @@ std::string run_launches(DispatchRank& dispatch, Rank& rank, const Shape& shape,
       const std::string wrong = dispatch.launch(params, one, seed);
       if (const std::string sentence = gpu.sentence(); !sentence.empty()) return sentence + "; ";
       if (!wrong.empty()) return wrong;
+      MK_EXPECT(dispatch.num_products() == kComputeCtas + kPushCtas);
       if (const std::string record = dispatch.wrong_record(params); !record.empty()) return record;
       MK_EXPECT(gpu.is_idle());
       MK_EXPECT(EmulatedGpu::is_clean(*params.comm.state));

@@ -365,9 +365,9 @@ TEST_CASE("a worker that is told of tiles finds those that it would have counted
       row_begin.push_back(row_begin.back() + (random() % 3 == 0 ? 0 : random() % 600));
     const GroupedTiles tiles{row_begin.data(), groups, 128, 1 + static_cast<int>(random() % 9), 3, 2, 1};
     std::vector<GroupedTile> all;
-    GroupedTileCursor counting(tiles, OnePass{});
+    GroupedTileCursor counting(tiles, OnePass{}, 0);
     for (GroupedTile work; counting.next(&work);) all.push_back(work);
-    GroupedTileCursor told(tiles, OnePass{});
+    GroupedTileCursor told(tiles, OnePass{}, 0);
     GroupedTile work;
     int ordinal = 0;
     for (size_t tile = random() % 5; tile < all.size(); tile += 1 + random() % 30) {
