@@ -57,7 +57,8 @@ __device__ __forceinline__ SourceTile source_tile(const Params& params, const Ti
   return {source, begin + first_row, begin + rows_of(params, source), first_row};
 }
 
-// Returns when a panel of columns of a tile's rows has arrived.
+// Returns when a panel of columns of a tile's rows has arrived. Of few flags each is acquired: a fence waits for
+// all that is on its way, which beside pushes took longer than a ring of stages lasts.
 template <int BLOCK_M>
 __device__ __forceinline__ void wait_panel(const RankLaunch& launch, const CudaParams& params,
                                            const SourceTile& tile, int panel) {
@@ -66,16 +67,21 @@ __device__ __forceinline__ void wait_panel(const RankLaunch& launch, const CudaP
   const int first_source = tile.source >= 0 ? tile.source : tile.begin / params.max_rows;
   const int last_source = tile.source >= 0 ? tile.source : last_row / params.max_rows;
   const int chunk_rows = static_cast<int>(schedule.chunk_rows);
+  const bool has_many = last_source > first_source + 1;
   for (int source = first_source; source <= last_source; ++source) {
     const int begin = source * params.max_rows;
     const int first = max(tile.begin - begin, 0);
     const int last = min(last_row - begin, rows_of(params, source) - 1);
     for (int chunk = first / chunk_rows; chunk <= last / chunk_rows; ++chunk) {
       const int flag = schedule.flag(source, chunk) * params.num_panels + panel;
-      launch.see_flag(flag, DeviceRole::compute, DeviceObject::chunk, source, chunk);
+      if (has_many) {
+        launch.see_flag(flag, DeviceRole::compute, DeviceObject::chunk, source, chunk);
+      } else {
+        launch.wait_flag(flag, DeviceRole::compute, DeviceObject::chunk, source, chunk);
+      }
     }
   }
-  ptx::fence_acq_rel_sys();
+  if (has_many) ptx::fence_acq_rel_sys();
   // TMA is another proxy than the loads that saw the flags.
   ptx::fence_proxy_async_global();
 }
