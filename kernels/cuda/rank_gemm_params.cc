@@ -31,8 +31,9 @@ bool fill_load(const GemmCall& call, const GemmPlan& plan, int64_t a_rows, int64
     return false;
   }
   const void* b = has_b(call) ? call.b : any;
-  return transposed ? encode_tensor_map(&load->map_b, type, b, call.n, call.k, ldb, plan.block_n, GEMM_BLOCK_K)
-                    : encode_tensor_map(&load->map_b, type, b, call.k, call.n, ldb, GEMM_BLOCK_K, 64);
+  const int b_box_rows = (transposed ? plan.block_n : GEMM_BLOCK_K) / (plan.in_pairs ? 2 : 1);
+  return transposed ? encode_tensor_map(&load->map_b, type, b, call.n, call.k, ldb, b_box_rows, GEMM_BLOCK_K)
+                    : encode_tensor_map(&load->map_b, type, b, call.k, call.n, ldb, b_box_rows, 64);
 }
 
 bool move_load(const GemmCall& call, int64_t a_rows, LoadParams* load) {

@@ -62,14 +62,23 @@ bool may_take(const GemmCall& call, const GemmTile& tile) {
          (call.tuning.tile_n <= 0 || call.tuning.tile_n == tile.block_n);
 }
 
-// The tile for `num_owners` owners' rows, or, `by_columns`, so many owners' columns of the same rows, by the
-// model of the plain product; with `cuts`, tiles of the last wave may be cut along k.
-GemmPlan choose_tile(const GemmCall& call, int64_t rows, int num_owners, int64_t k, int num_sms, bool cuts,
-                     bool by_columns = false) {
+// Those that there are kernels for.
+std::span<const GemmTile> tiles_for(const GemmCall& call, bool is_between_nodes) {
+  if (call.mode == MK_ALLGATHER_WGRAD) return WGRAD_TILES;
+  if (call.op == MK_OPERATOR_ALLGATHER_GEMM && !is_between_nodes) return GATHER_TILES;
+  return RANK_GEMM_TILES;
+}
+
+// The tile, one of `tiles`, for `num_owners` owners' rows, or, `by_columns`, so many owners' columns of the
+// same rows, by the model of the plain product; with `cuts`, tiles of the last wave may be cut along k.
+GemmPlan choose_tile(const GemmCall& call, std::span<const GemmTile> tiles, int64_t rows, int num_owners,
+                     int64_t k, int num_sms, bool cuts, bool by_columns = false) {
   GemmPlan best;
   const bool is_wgrad = call.mode == MK_ALLGATHER_WGRAD;
-  for (const GemmTile& tile : is_wgrad ? std::span<const GemmTile>(WGRAD_TILES) : RANK_GEMM_TILES) {
+  for (const GemmTile& tile : tiles) {
     if (!may_take(call, tile)) continue;
+    // In more than one wave the highest takes longer than the model says: see choose_shared_tile().
+    if (tile.block_m > CHUNK_ROWS && call.tuning.tile_m == 0) continue;
     GemmShape shape;
     shape.m = (by_columns ? 1 : num_owners) * round_up(rows, tile.block_m);
     shape.n = by_columns ? num_owners * round_up(ceil_div(call.n, num_owners), tile.block_n) : call.n;
@@ -79,8 +88,8 @@ GemmPlan choose_tile(const GemmCall& call, int64_t rows, int num_owners, int64_t
     // Ranks of a reduction choose alike, and b_layout is each rank's own.
     shape.b_transposed = call.op == MK_OPERATOR_ALLGATHER_GEMM && call.b_layout == MK_LAYOUT_NK && !is_wgrad;
     const GemmPlan plan = gemm_plan_with(shape, num_sms, tile, -1);
-    if (best.block_m == 0 || plan.predicted_us < best.predicted_us) best = plan;
     const int64_t rest = gemm_plan_num_tiles(shape, plan) % num_sms;
+    if (best.block_m == 0 || plan.predicted_us < best.predicted_us) best = plan;
     if (!cuts || rest == 0) continue;
     GemmPlan cut = gemm_plan_with(shape, num_sms, tile, static_cast<int>(rest));
     if (tile.ping_pong) cut.predicted_us *= PING_PONG_CUT_FACTOR;
@@ -144,8 +153,8 @@ void choose_waves(const GemmCall& call, int64_t rows, int64_t k, int num_sms, Ra
   const bool is_free = wanted > 0 && call.tuning.copy_ctas == 0 && num_sms >= 8 * MOST_MORE_CTAS;
   to.gemm.block_m = 0;
   for (int more = 0; more <= (is_free ? MOST_MORE_CTAS : 0); more += 2) {
-    const GemmPlan plan =
-        choose_tile(call, rows, to.num_owners, k, compute_ctas(call, num_sms - wanted - more), true);
+    const GemmPlan plan = choose_tile(call, tiles_for(call, to.is_between_nodes), rows, to.num_owners, k,
+                                      compute_ctas(call, num_sms - wanted - more), true);
     if (to.gemm.block_m > 0 && plan.predicted_us >= LEAST_GAIN * to.gemm.predicted_us) continue;
     to.gemm = plan;
     to.plan.copy_ctas = wanted + more;
@@ -156,7 +165,7 @@ void choose_waves(const GemmCall& call, int64_t rows, int64_t k, int num_sms, Ra
 // of C an owner.
 int plan_product(const GemmCall& call, int64_t rows, int64_t k, int nranks, int num_sms, RankGemmPlan& to) {
   const int all_ctas = compute_ctas(call, num_sms);
-  to.gemm = choose_tile(call, rows, to.num_owners, k, all_ctas, true);
+  to.gemm = choose_tile(call, tiles_for(call, to.is_between_nodes), rows, to.num_owners, k, all_ctas, true);
   if (to.gemm.block_m == 0) return 0;
   // Pushes from an SM hold up its product by up to a half, so a few SMs do nothing else; but a product of one
   // wave waits for the last rows whoever pushes, and all SMs can. Rows are wanted over the time of the others'
@@ -167,7 +176,12 @@ int plan_product(const GemmCall& call, int64_t rows, int64_t k, int nranks, int 
   const bool is_small = call.mode == MK_ALLGATHER_FORWARD && !to.is_between_nodes && max_rows <= CHUNK_ROWS &&
                         (bytes <= FEW_BYTES || num_tiles <= all_ctas);
   const bool has_waves = to.gemm.num_workers == all_ctas;
-  to.plan.copy_ctas = (has_waves && !is_small) || call.tuning.copy_ctas > 0
+  // Between two ranks only beside many waves: of few, SMs that do not compute cost more. With more ranks that
+  // has not been measured since producers wait for rows without a fence.
+  constexpr int64_t MOST_WAVES_WITHOUT = 6;
+  const bool is_short = call.mode == MK_ALLGATHER_FORWARD && !to.is_between_nodes && nranks == 2 &&
+                        num_tiles <= MOST_WAVES_WITHOUT * all_ctas;
+  to.plan.copy_ctas = (has_waves && !is_small && !is_short) || call.tuning.copy_ctas > 0
                           ? choose_push_ctas(call, num_sms, bytes, to.gemm.predicted_us, to.is_between_nodes)
                           : 0;
   choose_waves(call, rows, k, num_sms, to);
@@ -222,6 +236,41 @@ void choose_late_workers(const GemmCall& call, int64_t rows, double bytes, int n
   }
 }
 
+// Where each CTA would have one tile, those of other ranks' rows wait, and those of this rank's are through
+// early. So two CTAs share one of the first half along k, then one of the second. Of the large tiles the one
+// whose steps are shortest, beside pushes. Answers how many CTAs then compute, or 0: tiles are not shared.
+int choose_shared_tile(const GemmCall& call, int64_t rows, int nranks, int num_sms, RankGemmPlan& to) {
+  constexpr int64_t LEAST_STEPS = 32;
+  constexpr double LEAST_PART_OF_SMS = 0.7;
+  constexpr double LOAD_BYTES_PER_CYCLE = 37;
+  if (to.merged || nranks == 1 || ceil_div(call.k, GEMM_BLOCK_K) < LEAST_STEPS) return 0;
+  if (call.tuning.copy_ctas > 0 || call.tuning.compute_ctas > 0) return 0;
+  double best_cycles = 0;
+  int num_workers = 0;
+  for (const GemmTile& tile : GATHER_TILES) {
+    if (tile.ping_pong || tile.block_m < CHUNK_ROWS || !may_take(call, tile)) continue;
+    const int64_t tile_rows = ceil_div(rows, tile.block_m);
+    const int64_t num_tiles = nranks * tile_rows * ceil_div(call.n, tile.block_n);
+    if (num_tiles % 2 != 0 || num_tiles > num_sms) continue;
+    if (static_cast<double>(num_tiles) < LEAST_PART_OF_SMS * num_sms) continue;
+    const int64_t columns = call.b_layout == MK_LAYOUT_NK ? tile.block_n : round_up(tile.block_n, 64);
+    const double load_bytes = 2.0 * GEMM_BLOCK_K * static_cast<double>(tile.block_m + columns);
+    const double cycles = std::max(tile.block_m * tile.block_n / 32.0, load_bytes / LOAD_BYTES_PER_CYCLE);
+    if (num_workers > 0 && cycles >= best_cycles) continue;
+    best_cycles = cycles;
+    num_workers = static_cast<int>(num_tiles);
+    GemmShape shape;
+    shape.m = nranks * tile_rows * tile.block_m;
+    shape.n = call.n;
+    shape.k = call.k;
+    to.gemm = gemm_plan_with(shape, num_workers, tile, -1);
+    to.tile_rows = static_cast<int>(tile_rows);
+    to.plan.copy_ctas = 0;
+  }
+  to.shares_tiles = num_workers > 0;
+  return num_workers;
+}
+
 // What depends on chunks, of which every rank has at most to.plan.num_chunks.
 Status plan_chunks(const GemmCall& call, int rank, int nranks, RankGemmPlan& to) {
   const int64_t row_bytes = travelling_columns(call) * 2;
@@ -233,9 +282,11 @@ Status plan_chunks(const GemmCall& call, int rank, int nranks, RankGemmPlan& to)
   return {};
 }
 
-// Few rows in few tiles, all at once: clusters share the inner dimension of each, where that is expected to be
-// better. False: they do not.
-bool plan_split(const GemmCall& call, int num_sms, const GemmClusterLimits& limits, RankGemmPlan& to) {
+// Few tiles, all at once, of all ranks' rows: clusters share the inner dimension of each, or, in pairs, load B
+// together, where that is expected to be better. False: they do not.
+bool plan_clusters(const GemmCall& call, int num_sms, const GemmClusterLimits& limits, RankGemmPlan& to) {
+  // Of tiles of one rank's rows, in one wave as well, half wait for rows while the others are computed.
+  constexpr double WAIT_US = 20;
   if (to.is_between_nodes || call.tuning.copy_ctas > 0 || call.tuning.compute_ctas > 0) return false;
   GemmShape shape;
   shape.m = call.m;
@@ -244,15 +295,22 @@ bool plan_split(const GemmCall& call, int num_sms, const GemmClusterLimits& limi
   shape.in_type = gemm_type(call.dtype);
   shape.out_type = gemm_type(call.out_dtype);
   shape.b_transposed = call.b_layout == MK_LAYOUT_NK;
-  const GemmPlan plan = gemm_split_plan(shape, num_sms, limits);
-  if (plan.num_split_ctas <= 1 || !may_take(call, {plan.block_m, plan.block_n, false})) return false;
-  const GemmPlan other = choose_tile(call, call.m, 1, call.k, num_sms, true);
-  if (other.block_m > 0 && other.predicted_us < plan.predicted_us) return false;
-  to.gemm = plan;
+  const auto may_be = [&](const GemmPlan& plan) {
+    return plan.num_cluster_ctas() > 1 && may_take(call, {plan.block_m, plan.block_n, false});
+  };
+  GemmPlan best = gemm_split_plan(shape, num_sms, limits);
+  // Pairs whose inner dimension is split, and pairs of fewer rows, lose to clusters that split it alone.
+  const GemmPlan pairs = call.m > MAX_MERGED_ROWS ? gemm_pair_plan(shape, num_sms, limits, 1) : GemmPlan();
+  if (may_be(pairs) && (!may_be(best) || pairs.predicted_us < best.predicted_us)) best = pairs;
+  if (!may_be(best)) return false;
+  const GemmPlan other = choose_tile(call, GATHER_TILES, call.m, 1, call.k, num_sms, true);
+  const double other_us = other.predicted_us + (best.in_pairs ? WAIT_US : 0);
+  if (other.block_m > 0 && other_us < best.predicted_us) return false;
+  to.gemm = best;
   to.merged = true;
   to.num_owners = 1;
   to.plan.copy_ctas = 0;
-  to.tile_rows = static_cast<int>(ceil_div(call.m, plan.block_m));
+  to.tile_rows = static_cast<int>(ceil_div(call.m, best.block_m * (best.in_pairs ? 2 : 1)));
   return true;
 }
 
@@ -261,8 +319,9 @@ Status plan_gather(const GemmCall& call, int rank, int nranks, int num_sms, cons
   const int64_t max_rows = ceil_div(call.m, nranks);
   const int64_t k_steps = ceil_div(call.k, GEMM_BLOCK_K);
   const int64_t flags_per_panel = int64_t{nranks} * std::max(1, num_chunks(max_rows, CHUNK_ROWS));
-  const bool is_split = plan_split(call, num_sms, limits, to);
-  if (is_split) {
+  const bool has_clusters = plan_clusters(call, num_sms, limits, to);
+  const int all_ctas = num_sms;
+  if (has_clusters) {
     num_sms = to.gemm.num_ctas();
   } else {
     // Where all ranks' rows are few, the weights of a tile are then read once, and not once a rank.
@@ -280,7 +339,9 @@ Status plan_gather(const GemmCall& call, int rank, int nranks, int num_sms, cons
       std::min(k_steps / MIN_PANEL_STEPS, kFlagsPerBank / flags_per_panel), 1, most_panels));
   to.panel_steps = static_cast<int>(std::max<int64_t>(1, ceil_div(k_steps, to.num_panels)));
   to.num_panels = static_cast<int>(std::max<int64_t>(1, ceil_div(k_steps, to.panel_steps)));
-  if (!to.is_between_nodes && !is_split) {
+  if (!to.is_between_nodes && !has_clusters) {
+    const int num_sharing = choose_shared_tile(call, max_rows, nranks, all_ctas, to);
+    if (num_sharing > 0) num_sms = num_sharing;
     const double bytes = static_cast<double>(max_rows * call.k * 2) * (to.merged ? nranks : nranks - 1);
     choose_late_workers(call, to.merged ? call.m : max_rows, bytes, num_sms, to);
   }
@@ -422,10 +483,11 @@ void choose_owners(const GemmCall& call, int nranks, int num_sms, RankGemmPlan& 
   to.num_owners = one_shot ? 1 : nranks;
   int64_t rows = one_shot ? call.m : ceil_div(call.m, nranks);
   to.splits_rows = !one_shot;
-  to.gemm = choose_tile(call, rows, to.num_owners, TYPICAL_K, num_sms, false);
+  to.gemm = choose_tile(call, RANK_GEMM_TILES, rows, to.num_owners, TYPICAL_K, num_sms, false);
   if (to.reduction == Reduction::two_shot && !to.is_between_nodes && call.m <= MAX_ROWS_BY_COLUMNS) {
     // Few rows an owner fill low tiles, of which there are more than SMs.
-    const GemmPlan by_columns = choose_tile(call, call.m, nranks, TYPICAL_K, num_sms, false, true);
+    const GemmPlan by_columns =
+        choose_tile(call, RANK_GEMM_TILES, call.m, nranks, TYPICAL_K, num_sms, false, true);
     if (by_columns.block_m > 0 &&
         num_tiles_by_columns(call, nranks, by_columns) <= MAX_DIRECT_TILES * num_sms &&
         by_columns.predicted_us < to.gemm.predicted_us) {

@@ -15,15 +15,14 @@ namespace mk {
 __device__ __forceinline__ void warpgroup_sync() { ptx::barrier_sync(1 + threadIdx.x / 128, 128); }
 
 // Register quadruple i of thread t lies at i * 128 + t: coalesced, and read back by the same thread index.
-// Warps without a valid row (`has_rows` false) move nothing.
-template <int NUM_ACCUMULATORS>
+// Warps without a valid row (`has_rows` false) move nothing. `layout`: a PartialsLayout or SharedPartials.
+template <int NUM_ACCUMULATORS, class Layout>
 __device__ __forceinline__ void partials_store(const float (&accumulators)[NUM_ACCUMULATORS],
-                                               const PartialsLayout& layout, void* workspace, int cta,
-                                               int block, bool has_rows) {
+                                               const Layout& layout, void* workspace, int cta, int block,
+                                               bool has_rows) {
   const int thread = threadIdx.x % 128;
   if (has_rows) {
-    float4* destination =
-        reinterpret_cast<float4*>(layout.tile(workspace, cta) + block * NUM_ACCUMULATORS * 128) + thread;
+    float4* destination = reinterpret_cast<float4*>(layout.block(workspace, cta, block)) + thread;
 #pragma unroll
     for (int i = 0; i < NUM_ACCUMULATORS / 4; ++i) {
       ptx::st_global_cg_v4(destination + i * 128,
@@ -36,19 +35,19 @@ __device__ __forceinline__ void partials_store(const float (&accumulators)[NUM_A
   if (thread == 0) ptx::st_release_gpu(layout.flag(workspace, cta, block), 1);
 }
 
-// Adds the partial tiles of `num_peers` CTAs, from `first_cta` on, in that order. All flags are polled at once
+// Adds the partial tiles of `num_peers` CTAs, peer_at(0) and so on, in that order. All flags are polled at once
 // and several partials are read at a time: one round trip to L2 each (about 1 us) was most of the cost of
 // cutting small products.
-template <int NUM_ACCUMULATORS>
-__device__ __forceinline__ void partials_add(float (&accumulators)[NUM_ACCUMULATORS],
-                                             const PartialsLayout& layout, void* workspace, int first_cta,
-                                             int num_peers, int block, bool has_rows) {
+template <int NUM_ACCUMULATORS, class Layout, class PeerAt>
+__device__ __forceinline__ void partials_add(float (&accumulators)[NUM_ACCUMULATORS], const Layout& layout,
+                                             void* workspace, PeerAt&& peer_at, int num_peers, int block,
+                                             bool has_rows) {
   const int thread = threadIdx.x % 128;
   // By votes: see store_tile_rows().
   for (int first = 0; first < num_peers; first += 128) {
     const int peer = first + thread;
     const bool has_peer = peer < num_peers;
-    uint32_t* flag = layout.flag(workspace, first_cta + peer, block);
+    uint32_t* flag = layout.flag(workspace, peer_at(has_peer ? peer : 0), block);
     while (!__all_sync(~0u, !has_peer || ptx::ld_acquire_gpu(flag) != 0)) {
     }
     if (has_peer) ptx::st_relaxed_gpu(flag, 0);
@@ -61,10 +60,8 @@ __device__ __forceinline__ void partials_add(float (&accumulators)[NUM_ACCUMULAT
     const float4* source[GROUP];
 #pragma unroll
     for (int p = 0; p < GROUP; ++p) {
-      const int cta = first_cta + group + p;
-      source[p] =
-          reinterpret_cast<const float4*>(layout.tile(workspace, cta) + block * NUM_ACCUMULATORS * 128) +
-          thread;
+      const int cta = peer_at(group + p < num_peers ? group + p : 0);
+      source[p] = reinterpret_cast<const float4*>(layout.block(workspace, cta, block)) + thread;
     }
 #pragma unroll
     for (int i = 0; i < NUM_ACCUMULATORS / 4; ++i) {

@@ -13,12 +13,14 @@ namespace mk {
 // the last CTA the count), so the caller zeroes them once.
 struct PartialsLayout {
   static constexpr int MAX_BLOCKS = 4;
+  size_t block_bytes;  // of 64 rows
   size_t flags_bytes;
   size_t tile_bytes;
   size_t num_bytes;
 
   MK_HOST_DEVICE PartialsLayout(int num_ctas, int block_m, int block_n)
-      : flags_bytes(((num_ctas * MAX_BLOCKS + 1) * sizeof(uint32_t) + 127) / 128 * 128),
+      : block_bytes(size_t{4} * 64 * block_n),
+        flags_bytes(((num_ctas * MAX_BLOCKS + 1) * sizeof(uint32_t) + 127) / 128 * 128),
         tile_bytes(size_t{4} * block_m * block_n),
         num_bytes(flags_bytes + num_ctas * tile_bytes) {}
 
@@ -28,8 +30,9 @@ struct PartialsLayout {
   MK_HOST_DEVICE static uint32_t* num_near(void* workspace, int num_ctas) {
     return static_cast<uint32_t*>(workspace) + num_ctas * MAX_BLOCKS;
   }
-  MK_HOST_DEVICE float* tile(void* workspace, int cta) const {
-    return reinterpret_cast<float*>(static_cast<char*>(workspace) + flags_bytes + cta * tile_bytes);
+  MK_HOST_DEVICE float* block(void* workspace, int cta, int block) const {
+    return reinterpret_cast<float*>(static_cast<char*>(workspace) + flags_bytes + cta * tile_bytes +
+                                    block * block_bytes);
   }
 };
 

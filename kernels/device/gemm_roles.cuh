@@ -26,7 +26,8 @@ __device__ __forceinline__ bool have_alike(bool has_work, Work* work) {
 }
 
 // `next(&work)` walks the CTA's tiles, false after the last; the producer must walk the same.
-// `finish(work, block, accumulators)` takes the warpgroup's `block`-th 64 rows of a tile.
+// `finish(work, block, accumulators)` takes the warpgroup's `block`-th 64 rows of a tile; finish.give(), where
+// there is one, has taken each of these before, what others are to have of them.
 template <class Config, class Work = TileWork, TilesAre TILES = TilesAre::plain, class Next, class Finish,
           class Deferred>
 __device__ __forceinline__ void consumer_role(MainloopStorage<Config>& smem, int warpgroup, TraceBuffer* trace,
@@ -80,6 +81,12 @@ __device__ __forceinline__ void consumer_role(MainloopStorage<Config>& smem, int
     if constexpr (Config::PING_PONG) has_next = has_next && skip_tile(&next_work);
     tracer.end();
     tracer.begin(TraceKind::store, trace_tile(work));
+    if constexpr (requires { finish.give(work, 0, accumulators[0]); }) {
+#pragma unroll
+      for (int block = 0; block < Config::NUM_ROW_BLOCKS; ++block) {
+        finish.give(work, first_block + block, accumulators[block]);
+      }
+    }
 #pragma unroll
     for (int block = 0; block < Config::NUM_ROW_BLOCKS; ++block) {
       finish(work, first_block + block, accumulators[block]);

@@ -14,6 +14,12 @@
 
 namespace mk {
 
+// Push buffers leave 192 KB for stages, of which the largest tile then has three.
+template <GemmTile TILE, class Element, bool B_TRANSPOSED>
+struct RankGemmConfig : GemmConfig<TILE.block_m, TILE.block_n, TILE.ping_pong, Element, false, B_TRANSPOSED> {
+  static constexpr int NUM_STAGES = 192 * 1024 / RankGemmConfig::STAGE_BYTES;
+};
+
 template <class Config>
 struct RankGemmStorage {
   MainloopStorage<Config> mainloop;

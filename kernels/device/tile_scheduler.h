@@ -86,6 +86,9 @@ struct TileSchedule {
 struct LateTileSchedule : TileSchedule {
   int num_early;
   int late_tile;
+  // Or, of as many tiles as workers, two workers share one of the first half along k, then one of the second
+  // half: all have work from the beginning, where the tiles of the second half come late.
+  bool shares_tiles;
 
   MK_HOST_DEVICE int first_tile(int worker) const { return worker < num_early ? worker : late_tile + worker; }
   MK_HOST_DEVICE int tile_after(int tile) const { return tile + (tile < late_tile ? num_early : num_workers); }
@@ -103,6 +106,9 @@ class TileCursor {
   }
 
   MK_HOST_DEVICE bool next(TileWork* work) {
+    if constexpr (requires { schedule_.shares_tiles; }) {
+      if (schedule_.shares_tiles) return take_shared(work);
+    }
     const bool has_whole_tiles = next_tile_ < schedule_.num_whole_tiles();
     if (step_end_ > step_begin_ && !(schedule_.streamk_is_last && has_whole_tiles)) {
       take_streamk(work);
@@ -120,6 +126,23 @@ class TileCursor {
   }
 
  private:
+  // Half of a tile. Here next_tile_ counts the worker's tiles, from its own number on.
+  MK_HOST_DEVICE bool take_shared(TileWork* work) {
+    const int turn = next_tile_ - worker_;
+    if (turn == 2) return false;
+    ++next_tile_;
+    const int half = schedule_.num_workers / 2;
+    const bool is_second = worker_ >= half;
+    const int middle = schedule_.num_k_steps / 2;
+    schedule_.place(turn * half + (is_second ? worker_ - half : worker_), &work->m_tile, &work->n_tile);
+    work->k_begin = is_second ? middle : 0;
+    work->k_end = is_second ? schedule_.num_k_steps : middle;
+    work->first_peer = 0;
+    work->num_peers = 0;
+    work->is_owner = true;
+    return true;
+  }
+
   MK_HOST_DEVICE void take_streamk(TileWork* work) {
     const int num_k_steps = schedule_.num_k_steps;
     const int tile = static_cast<int>((step_end_ - 1) / num_k_steps);

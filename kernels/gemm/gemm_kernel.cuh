@@ -115,7 +115,9 @@ __device__ __forceinline__ void finish_rows(GemmStorage<Config>& smem, const Gem
     return;
   }
   if (work.num_peers > 0) {
-    partials_add(accumulators, partials, params.workspace, work.first_peer, work.num_peers, block, has_rows);
+    partials_add(
+        accumulators, partials, params.workspace, [&](int peer) { return work.first_peer + peer; },
+        work.num_peers, block, has_rows);
   }
   const int n = work.n_tile * Config::BLOCK_N;
   if constexpr (Deferred::NUM_PIECES > 0) {

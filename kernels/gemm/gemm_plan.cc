@@ -218,6 +218,20 @@ GemmPlan gemm_split_plan(const GemmShape& shape, int num_sms, const GemmClusterL
   return best;
 }
 
+GemmPlan gemm_pair_plan(const GemmShape& shape, int num_sms, const GemmClusterLimits& limits,
+                        int most_split_ctas) {
+  GemmPlan best;
+  if (shape.a_transposed || shape.m <= GEMM_PAIR_TILES[0].block_m || shape.n == 0) return best;
+  for (const GemmTile& tile : GEMM_PAIR_TILES) {
+    for (int num_split_ctas = 1; num_split_ctas <= most_split_ctas; ++num_split_ctas) {
+      const GemmPlan pairs = gemm_pair_plan_with(shape, tile, num_split_ctas);
+      if (!fits_at_once(pairs, num_sms, limits) || !can_be_split(shape, pairs)) continue;
+      if (!best.in_pairs || pairs.predicted_us < best.predicted_us) best = pairs;
+    }
+  }
+  return best;
+}
+
 GemmPlan gemm_plan(const GemmShape& shape, int num_sms, const GemmClusterLimits& limits) {
   GemmPlan best;
   const auto consider = [&](const GemmPlan& plan) {
@@ -238,13 +252,8 @@ GemmPlan gemm_plan(const GemmShape& shape, int num_sms, const GemmClusterLimits&
   }
   const GemmPlan split = gemm_split_plan(shape, num_sms, limits);
   if (split.num_split_ctas > 1) consider(split);
-  if (shape.a_transposed || shape.m <= GEMM_PAIR_TILES[0].block_m || shape.n == 0) return best;
-  for (const GemmTile& tile : GEMM_PAIR_TILES) {
-    for (const int num_split_ctas : {1, 2}) {
-      const GemmPlan pairs = gemm_pair_plan_with(shape, tile, num_split_ctas);
-      if (fits_at_once(pairs, num_sms, limits) && can_be_split(shape, pairs)) consider(pairs);
-    }
-  }
+  const GemmPlan pairs = gemm_pair_plan(shape, num_sms, limits);
+  if (pairs.in_pairs) consider(pairs);
   return best;
 }
 

@@ -76,6 +76,9 @@ GemmPlan gemm_split_plan(const GemmShape& shape, int num_sms, const GemmClusterL
 
 // The same in pairs, whose inner dimension may be split among two.
 GemmPlan gemm_pair_plan_with(const GemmShape& shape, GemmTile tile, int num_split_ctas);
+// The best of these, split among up to `most_split_ctas`; not in_pairs: there is none.
+GemmPlan gemm_pair_plan(const GemmShape& shape, int num_sms, const GemmClusterLimits& limits,
+                        int most_split_ctas = 2);
 
 // What no plan's workspace exceeds.
 size_t gemm_max_workspace_bytes(int num_sms);

@@ -5,6 +5,7 @@
 //
 //   operators_test [RANKS]     default: the number of GPUs, at least 2 (several ranks then share a GPU)
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "operators_elements.cuh"
@@ -231,6 +232,28 @@ std::vector<Case> make_cases() {
                        tile.second});
       cases.push_back(
           {op, 300, 333, 100, false, MK_DTYPE_BF16, MK_DTYPE_FP32, true, true, true, tile.first, tile.second});
+    }
+  }
+  // All-gathers of one wave of tiles: CTAs that load B in pairs, and pairs of CTAs that share tiles, those of
+  // the plan and each of the others; besides, the highest tile in any number.
+  constexpr mk_operator_t gather = MK_OPERATOR_ALLGATHER_GEMM;
+  for (const bool transposed : {false, true}) {
+    const mk_dtype_t dtype = transposed ? MK_DTYPE_FP16 : MK_DTYPE_BF16;
+    for (const auto& shape : {std::array<int64_t, 3>{512, 5120, 512},
+                              {500, 5000, 520},
+                              {1024, 2560, 512},
+                              {2048, 2560, 2048},
+                              {1900, 2500, 2104}}) {
+      cases.push_back(
+          {gather, shape[0], shape[1], shape[2], transposed, dtype, MK_DTYPE_FP32, false, true, transposed});
+    }
+    for (const auto& [tile_m, tile_n, n] :
+         {std::array<int, 3>{128, 256, 2000}, {128, 160, 1280}, {128, 128, 1024}, {256, 160, 2560}}) {
+      cases.push_back(
+          {gather, 2000, n, 2048, transposed, dtype, MK_DTYPE_FP32, true, false, !transposed, tile_m, tile_n});
+    }
+    for (const int64_t m : {130, 600, 1100, 3000}) {
+      cases.push_back({gather, m, 700, 328, transposed, dtype, dtype, false, true, transposed, 256, 160});
     }
   }
   // By its own layout alone a rank would take another tile.

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: MIT
 // Tiles where some workers come late: each once, those before `late_tile` by the others alone, and the cut ones
-// shared out by all.
+// shared out by all. And tiles that two workers share: each once, and all workers with both kinds.
+#include <cstdlib>
 #include <map>
 #include <set>
 #include <utility>
 #include <vector>
 
+#include "kernels/device/shared_partials.h"
 #include "kernels/device/tile_scheduler.h"
 #include "test/support/catch.h"
 
@@ -15,7 +17,7 @@ using namespace mk;
 
 // 7 x 9 tiles of 5 k-steps, the last `num_cut` of them cut along k.
 LateTileSchedule schedule_of(int num_early, int num_late, int late_rounds, int num_cut) {
-  return {{7, 9, 5, num_early + num_late, num_cut, 3, true}, num_early, late_rounds * num_early};
+  return {{7, 9, 5, num_early + num_late, num_cut, 3, true}, num_early, late_rounds * num_early, false};
 }
 
 const std::vector<LateTileSchedule> SCHEDULES = {
@@ -75,4 +77,64 @@ TEST_CASE("with nobody late tiles are dealt out as without") {
     }
     CHECK(!tiles.next(&work));
   }
+}
+
+TEST_CASE("tiles that two workers share: each a half, first of one of the first half of the tiles") {
+  for (const int num_k_steps : {2, 24, 25}) {
+    const LateTileSchedule schedule = {{8, 9, num_k_steps, 72, 0, 4, true}, 72, 0, true};
+    const int half = schedule.num_workers / 2;
+    std::map<int, std::set<std::pair<int, int>>> pieces;  // of a tile by number
+    for (int worker = 0; worker < schedule.num_workers; ++worker) {
+      TileCursor tiles(schedule, worker);
+      TileWork work;
+      for (int turn = 0; turn < 2; ++turn) {
+        REQUIRE(tiles.next(&work));
+        const int number = turn * half + worker % half;
+        int m_tile = 0, n_tile = 0;
+        schedule.place(number, &m_tile, &n_tile);
+        CHECK(std::pair(work.m_tile, work.n_tile) == std::pair(m_tile, n_tile));
+        CHECK(pieces[number].insert({work.k_begin, work.k_end}).second);
+      }
+      CHECK(!tiles.next(&work));
+    }
+    CHECK(static_cast<int>(pieces.size()) == schedule.num_tiles());
+    const int middle = num_k_steps / 2;
+    for (const auto& [number, of_tile] : pieces)
+      CHECK(of_tile == std::set<std::pair<int, int>>{{0, middle}, {middle, num_k_steps}});
+  }
+}
+
+// Every block of both turns: one of the two gives it, and the other finishes it from that place.
+template <int BLOCK_M, int BLOCK_N>
+void check_partials(int num_workers) {
+  using Partials = SharedPartials<BLOCK_M, BLOCK_N>;
+  REQUIRE(num_workers <= Partials::MOST_WORKERS);
+  std::vector<std::byte> memory(STAGING_FLAGS_BYTES + num_workers * STAGING_BYTES);
+  std::set<uint32_t*> flags;
+  std::set<float*> blocks;
+  for (int worker = 0; worker < num_workers; ++worker) {
+    for (int turn = 0; turn < 2; ++turn) {
+      const Partials partials = {num_workers / 2, turn};
+      CHECK(partials.partner(partials.partner(worker)) == worker);
+      for (int block = 0; block < BLOCK_M / 64; ++block) {
+        CHECK(partials.finishes(worker, block) != partials.finishes(partials.partner(worker), block));
+        if (partials.finishes(worker, block)) continue;
+        uint32_t* flag = partials.flag(memory.data(), worker, block);
+        CHECK(flags.insert(flag).second);
+        CHECK(reinterpret_cast<std::byte*>(flag + 1) <= memory.data() + STAGING_FLAGS_BYTES);
+        float* first = partials.block(memory.data(), worker, block);
+        for (const float* other : blocks) CHECK(std::abs(first - other) >= 64 * BLOCK_N);
+        blocks.insert(first);
+        const auto* begin = memory.data() + STAGING_FLAGS_BYTES + worker * STAGING_BYTES;
+        CHECK(reinterpret_cast<std::byte*>(first) >= begin);
+        CHECK(reinterpret_cast<std::byte*>(first + 64 * BLOCK_N) <= begin + STAGING_BYTES);
+      }
+    }
+  }
+}
+
+TEST_CASE("what two workers give each other of shared tiles has a place and a flag of its own") {
+  check_partials<128, 256>(6);
+  check_partials<256, 160>(6);
+  CHECK(SharedPartials<256, 160>::MOST_WORKERS >= 132);
 }

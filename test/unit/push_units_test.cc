@@ -87,6 +87,25 @@ TEST_CASE("a wave's chunks come panel by panel, before the next wave's") {
   CHECK(ORDER.wave_of(2) == 1);
 }
 
+TEST_CASE("chunks of one row of tiles belong to its wave") {
+  constexpr PushOrder HIGH_TILES = {5, 3, 5, 3, 30, 2};
+  for (int chunk = 0; chunk < 20; ++chunk) CHECK(HIGH_TILES.wave_of(chunk) == ORDER.wave_of(chunk / 2));
+}
+
+TEST_CASE("panels of either half in turn: each once") {
+  constexpr PushOrder HALVES = {5, 3, 5, 3, 1000, 1, true};
+  for (const int num_panels : {1, 2, 5, 8}) {
+    PushUnits units(HALVES, 200, CHUNK_ROWS, num_panels * 256, 256, 4096);
+    std::vector<int> panels;
+    for (int i = 0; i < units.size(); ++i) {
+      const int panel = units.at(i).panel;
+      if (panels.empty() || panels.back() != panel) panels.push_back(panel);
+    }
+    REQUIRE(static_cast<int>(panels.size()) == num_panels);
+    for (int i = 0; i < num_panels; ++i) CHECK(panels[i] == i % 2 * ((num_panels + 1) / 2) + i / 2);
+  }
+}
+
 TEST_CASE("mode WGRAD: whole rows, chunk by chunk") {
   constexpr PushOrder CHUNK_BY_CHUNK = {0, 1, 1, 1, 1};
   constexpr int STEP_ROWS = 64;

@@ -207,14 +207,15 @@ TEST_CASE("CTAs that have pushed compute, where the product goes on for long aft
 }
 
 TEST_CASE("more CTAs push where the last wave's tiles are then cut into fewer pieces") {
-  const GemmCall call = make_call(MK_OPERATOR_ALLGATHER_GEMM, 4096, 5120, 8192);
-  const RankGemmPlan plan = plan_of(call, 0, 2);
+  const GemmCall call = make_call(MK_OPERATOR_ALLGATHER_GEMM, 4096, 2048, 4096);
+  const RankGemmPlan plan = plan_of(call, 0, 4);
   CHECK(plan.plan.copy_ctas + plan.plan.compute_ctas == NUM_SMS);
+  CHECK(plan.plan.copy_ctas > 10);
   GemmCall fewer = call;
-  fewer.tuning.copy_ctas = 5;  // which keep up with the product
-  CHECK(plan_of(fewer, 0, 2).gemm.predicted_us > plan.gemm.predicted_us);
+  fewer.tuning.copy_ctas = 10;  // which keep up with the product
+  CHECK(plan_of(fewer, 0, 4).gemm.predicted_us > plan.gemm.predicted_us);
   // What the caller asks for stays.
-  CHECK(plan_of(fewer, 0, 2).plan.copy_ctas == fewer.tuning.copy_ctas);
+  CHECK(plan_of(fewer, 0, 4).plan.copy_ctas == fewer.tuning.copy_ctas);
 }
 
 TEST_CASE("pushes of partial sums are paced where the links have time") {
@@ -731,12 +732,15 @@ TEST_CASE("clusters share the tiles of an all-gather of few rows, and ranks agre
         CHECK(plan.panel_steps == without.panel_steps);
         CHECK(plan.area_bytes == without.area_bytes);
         if (m <= 256) CHECK(plan.gemm.num_split_ctas > 1);
-        if (plan.gemm.num_split_ctas == 1) continue;
+        if (plan.gemm.num_cluster_ctas() == 1) continue;
         CHECK(plan.merged);
+        CHECK(!plan.shares_tiles);
         CHECK(plan.plan.copy_ctas == 0);
         CHECK(plan.plan.compute_ctas == plan.gemm.num_ctas());
         CHECK(plan.plan.compute_ctas <= NUM_SMS);
-        CHECK(plan.gemm.num_workers <= H200.at_a_time[plan.gemm.num_split_ctas]);
+        CHECK(plan.gemm.num_workers <= H200.at_a_time[plan.gemm.num_cluster_ctas()]);
+        CHECK(plan.gemm.num_workers ==
+              ceil_div(m, plan.gemm.block_m * (plan.gemm.in_pairs ? 2 : 1)) * ceil_div(n, plan.gemm.block_n));
       }
     }
   }
@@ -745,4 +749,89 @@ TEST_CASE("clusters share the tiles of an all-gather of few rows, and ranks agre
   const Result<RankGemmPlan> plan = rank_gemm_plan(tuned, 0, 2, NUM_SMS, nullptr, H200);
   REQUIRE(plan.ok());
   CHECK(plan.value().gemm.num_split_ctas == 1);
+}
+
+TEST_CASE("CTAs of an all-gather of one wave load B in pairs, where their tiles are narrow enough") {
+  constexpr GemmClusterLimits H200 = {{0, 0, 66, 39, 30}};
+  const auto plan_with = [&](const GemmCall& call, int nranks) {
+    const Result<RankGemmPlan> plan = rank_gemm_plan(call, 0, nranks, NUM_SMS, nullptr, H200);
+    REQUIRE(plan.ok());
+    return plan.value();
+  };
+  for (const int nranks : {2, 4}) {
+    for (const auto& [m, n] : {std::pair{512, 5120}, {1024, 2560}}) {
+      const RankGemmPlan plan = plan_with(make_call(MK_OPERATOR_ALLGATHER_GEMM, m, n, 8192), nranks);
+      CHECK(plan.gemm.in_pairs);
+      CHECK(plan.gemm.num_split_ctas == 1);
+      CHECK(plan.tile_rows == ceil_div(m, 2 * plan.gemm.block_m));
+    }
+  }
+  CHECK(!plan_with(make_call(MK_OPERATOR_ALLGATHER_GEMM, 8192, 2560, 8192), 2).gemm.in_pairs);
+}
+
+TEST_CASE("two CTAs share tiles of an all-gather where each would have one") {
+  for (const int nranks : {2, 4}) {
+    const GemmCall call = make_call(MK_OPERATOR_ALLGATHER_GEMM, 2048, 2560, 8192);
+    const RankGemmPlan plan = plan_of(call, 0, nranks);
+    CHECK(plan.shares_tiles);
+    CHECK((plan.gemm.block_m == 256 && plan.gemm.block_n == 160));
+    CHECK(plan.plan.compute_ctas == 128);
+    CHECK(plan.plan.copy_ctas == 0);
+    CHECK(plan.num_late == 0);
+    CHECK(plan.gemm.num_streamk_tiles == 0);
+    GemmCall tuned = call;
+    tuned.tuning.copy_ctas = 4;
+    CHECK(!plan_of(tuned, 0, nranks).shares_tiles);
+  }
+  // More than a wave, few k-steps, few rows, one rank.
+  CHECK(!plan_of(make_call(MK_OPERATOR_ALLGATHER_GEMM, 4096, 2560, 8192), 0, 2).shares_tiles);
+  CHECK(!plan_of(make_call(MK_OPERATOR_ALLGATHER_GEMM, 2048, 2560, 1024), 0, 2).shares_tiles);
+  CHECK(!plan_of(make_call(MK_OPERATOR_ALLGATHER_GEMM, 256, 2560, 8192), 0, 2).shares_tiles);
+  CHECK(!plan_of(make_call(MK_OPERATOR_ALLGATHER_GEMM, 2048, 2560, 8192), 0, 1).shares_tiles);
+  std::mt19937 random(7);
+  const auto below = [&](int64_t limit) { return std::uniform_int_distribution<int64_t>(1, limit)(random); };
+  int num_sharing = 0;
+  for (int turn = 0; turn < 3000; ++turn) {
+    const int nranks = 1 + static_cast<int>(below(7));
+    const int num_sms = static_cast<int>(turn % 3 == 0 ? below(NUM_SMS) : NUM_SMS);
+    const GemmCall call =
+        make_call(MK_OPERATOR_ALLGATHER_GEMM, 128 * nranks + below(4000), below(9000), below(9000));
+    const RankGemmPlan plan = rank_gemm_plan(call, 0, nranks, num_sms).value();
+    if (!plan.shares_tiles) continue;
+    ++num_sharing;
+    INFO(nranks << " ranks, m " << call.m << " n " << call.n << ", " << num_sms << " SMs");
+    const int64_t rows = ceil_div(call.m, nranks);
+    CHECK(plan.tile_rows == ceil_div(rows, plan.gemm.block_m));
+    CHECK(plan.plan.compute_ctas == nranks * plan.tile_rows * ceil_div(call.n, plan.gemm.block_n));
+    CHECK(plan.plan.compute_ctas <= num_sms);
+    CHECK(plan.plan.compute_ctas % 2 == 0);
+    CHECK((plan.gemm.block_m >= 128 && !plan.gemm.ping_pong));
+  }
+  CHECK(num_sharing > 100);
+}
+
+TEST_CASE(
+    "the highest tile is an all-gather's alone, inside a node, where tiles are shared or it is asked for") {
+  const TopologyArrays arrays(
+      Topology::make(0, std::vector<std::string>(2, "host"), std::vector<int32_t>{0, 1}));
+  for (const mk_operator_t op :
+       {MK_OPERATOR_ALLGATHER_GEMM, MK_OPERATOR_GEMM_REDUCE_SCATTER, MK_OPERATOR_GEMM_ALLREDUCE}) {
+    const bool gathers = op == MK_OPERATOR_ALLGATHER_GEMM;
+    CHECK((plan_of(make_call(op, 2048, 2560, 8192), 0, 2).gemm.block_m == 256) == gathers);
+    GemmCall call = make_call(op, 4096, 2048, 4096);
+    CHECK(plan_of(call, 0, 2).gemm.block_m <= 128);
+    CHECK(rank_gemm_plan(call, 0, 2, NUM_SMS, &arrays.view()).value().gemm.block_m <= 128);
+    call.tuning.tile_m = 256;
+    CHECK(rank_gemm_plan(call, 0, 2, NUM_SMS).ok() == gathers);
+    CHECK(!rank_gemm_plan(call, 0, 2, NUM_SMS, &arrays.view()).ok());
+  }
+  GemmCall wgrad = make_call(MK_OPERATOR_ALLGATHER_GEMM, 2048, 2560, 8192);
+  wgrad.mode = MK_ALLGATHER_WGRAD;
+  CHECK(plan_of(wgrad, 0, 2).gemm.block_m <= 128);
+}
+
+TEST_CASE("between two ranks all CTAs push beside a product of few waves") {
+  CHECK(plan_of(make_call(MK_OPERATOR_ALLGATHER_GEMM, 4096, 5120, 8192), 0, 2).plan.copy_ctas == 0);
+  CHECK(plan_of(make_call(MK_OPERATOR_ALLGATHER_GEMM, 8192, 4096, 8192), 0, 2).plan.copy_ctas > 0);
+  CHECK(plan_of(make_call(MK_OPERATOR_ALLGATHER_GEMM, 4096, 5120, 8192), 0, 4).plan.copy_ctas > 0);
 }

@@ -8,12 +8,13 @@
 #include "kernels/device/ctas_in_step.cuh"
 #include "kernels/device/gemm_partials.cuh"
 #include "kernels/device/rank_gemm.cuh"
+#include "kernels/device/shared_partials.h"
 #include "kernels/ops/allgather_gemm/cuda_params.h"
 #include "kernels/ops/allgather_gemm/push_units.h"
 
 namespace mk::allgather_gemm {
 
-using CudaTable = RankGemmTable<CudaParams>;
+using CudaTable = RankGemmTable<CudaParams, NUM_GATHER_TILES>;
 const CudaTable& cuda_kernels_bf16();
 const CudaTable& cuda_kernels_fp16();
 
@@ -57,8 +58,8 @@ __device__ __forceinline__ SourceTile source_tile(const Params& params, const Ti
   return {source, begin + first_row, begin + rows_of(params, source), first_row};
 }
 
-// Returns when a panel of columns of a tile's rows has arrived. Of few flags each is acquired: a fence waits for
-// all that is on its way, which beside pushes took longer than a ring of stages lasts.
+// Returns when a panel of columns of a tile's rows has arrived. Of few flags each is acquired: a fence waits
+// for all that is on its way, which beside pushes took longer than a ring of stages lasts.
 template <int BLOCK_M>
 __device__ __forceinline__ void wait_panel(const RankLaunch& launch, const CudaParams& params,
                                            const SourceTile& tile, int panel) {
@@ -394,11 +395,69 @@ __device__ __forceinline__ void finish_rows(const CudaParams& params, RankGemmSt
     return;
   }
   if (work.num_peers > 0) {
-    partials_add(accumulators, partials, params.comm.partials, work.first_peer, work.num_peers, block,
-                 row < end);
+    partials_add(
+        accumulators, partials, params.comm.partials, [&](int peer) { return work.first_peer + peer; },
+        work.num_peers, block, row < end);
   }
   store_tile_rows(accumulators, params.epilogue, smem.epilogue[warp], row, end, work.n_tile * Config::BLOCK_N);
 }
+
+// The same, or, of tiles that two CTAs share, which are large, what becomes of a half: each first gives the
+// other what that one finishes.
+template <class Config>
+class FinishTile {
+  using Accumulators = float (&)[Config::BLOCK_N / 2];
+
+ public:
+  __device__ FinishTile(const CudaParams& params, RankGemmStorage<Config>& smem)
+      : params_(params), smem_(smem) {}
+
+  __device__ __forceinline__ void give(const TileWork& work, int block, Accumulators accumulators) const {
+    if constexpr (Config::IS_LARGE) {
+      if (!params_.late_tiles.shares_tiles) return;
+      const auto shared = shared_of(work);
+      if (shared.finishes(blockIdx.x, block)) return;
+      const SourceTile tile = source_tile<Config::BLOCK_M>(params_, work);
+      partials_store(accumulators, shared, params_.comm.partials, blockIdx.x, block,
+                     row_of(tile, block) < tile.end);
+    }
+  }
+
+  __device__ __forceinline__ void operator()(const TileWork& work, int block, Accumulators accumulators) const {
+    const SourceTile tile = source_tile<Config::BLOCK_M>(params_, work);
+    if constexpr (Config::IS_LARGE) {
+      if (params_.late_tiles.shares_tiles) {
+        finish_shared(shared_of(work), work, tile, block, accumulators);
+        return;
+      }
+    }
+    finish_rows<Config>(params_, smem_, work, tile.begin, tile.end, block, accumulators);
+  }
+
+ private:
+  __device__ __forceinline__ auto shared_of(const TileWork& work) const {
+    return SharedPartials<Config::BLOCK_M, Config::BLOCK_N>{params_.late_tiles.num_workers / 2, work.ordinal};
+  }
+  __device__ __forceinline__ static int row_of(const SourceTile& tile, int block) {
+    return tile.begin + block * 64 + static_cast<int>(threadIdx.x) / 32 % 4 * 16;
+  }
+
+  template <class Shared>
+  __device__ __forceinline__ void finish_shared(const Shared& shared, const TileWork& work,
+                                                const SourceTile& tile, int block,
+                                                Accumulators accumulators) const {
+    if (!shared.finishes(blockIdx.x, block)) return;
+    const int row = row_of(tile, block);
+    partials_add(
+        accumulators, shared, params_.comm.partials, [&](int) { return shared.partner(blockIdx.x); }, 1, block,
+        row < tile.end);
+    store_tile_rows(accumulators, params_.epilogue, smem_.epilogue[threadIdx.x / 32], row, tile.end,
+                    work.n_tile * Config::BLOCK_N);
+  }
+
+  const CudaParams& params_;
+  RankGemmStorage<Config>& smem_;
+};
 
 // What a copy warp of a CTA that computes does.
 template <class Storage>
@@ -443,17 +502,14 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
             [&](TileWork* work) {
               return tiles.next(work, Config::BLOCK_M, [&](int position) { return rows_at(params, position); });
             },
-            [&](const TileWork& work, int block, float(&accumulators)[Config::BLOCK_N / 2]) {
-              const SourceTile tile = source_tile<Config::BLOCK_M>(params, work);
-              finish_rows<Config>(params, smem, work, tile.begin, tile.end, block, accumulators);
-            });
+            FinishTile<Config>(params, smem));
       });
   launch.end_cta();
 }
 
 template <GemmTile TILE, class Element, bool B_TRANSPOSED>
 constexpr RankGemmKernel<CudaParams> cuda_kernel_entry() {
-  using Config = GemmConfig<TILE.block_m, TILE.block_n, TILE.ping_pong, Element, false, B_TRANSPOSED>;
+  using Config = RankGemmConfig<TILE, Element, B_TRANSPOSED>;
   static_assert(sizeof(RankGemmStorage<Config>) <= 227 * 1024);
   return {allgather_gemm_kernel<Config>, Config::NUM_THREADS, sizeof(RankGemmStorage<Config>),
           Config::STAGE_BYTES};
@@ -462,10 +518,10 @@ constexpr RankGemmKernel<CudaParams> cuda_kernel_entry() {
 template <class Element>
 const CudaTable& cuda_kernel_table() {
   static const CudaTable table = []<size_t... TILES>(std::index_sequence<TILES...>) {
-    return CudaTable{{{cuda_kernel_entry<RANK_GEMM_TILES[TILES], Element, false>(),
-                       cuda_kernel_entry<RANK_GEMM_TILES[TILES], Element, true>()}...}};
+    return CudaTable{{{cuda_kernel_entry<GATHER_TILES[TILES], Element, false>(),
+                       cuda_kernel_entry<GATHER_TILES[TILES], Element, true>()}...}};
   }
-  (std::make_index_sequence<NUM_RANK_GEMM_TILES>());
+  (std::make_index_sequence<NUM_GATHER_TILES>());
   return table;
 }
 

@@ -73,7 +73,7 @@ int num_in_turn(const RankGemmPlan& plan, const RankComm& comm) {
 }
 
 LateTileSchedule late_tiles_of(const TileSchedule& tiles, const RankGemmPlan& plan) {
-  LateTileSchedule late = {tiles, tiles.num_workers, plan.late_tile};
+  LateTileSchedule late = {tiles, tiles.num_workers, plan.late_tile, plan.shares_tiles};
   late.num_workers += plan.num_late;
   return late;
 }
@@ -86,16 +86,21 @@ class ForwardLaunchOf : public RankGemmLaunch {
                   const RankGemmPlan& plan, const RankComm& comm)
       : kernel_(kernel),
         num_ctas_(plan.plan.compute_ctas + plan.plan.copy_ctas + num_more_ctas),
+        num_cluster_ctas_(plan.gemm.num_cluster_ctas()),
         own_rows_(rows_count(call.m, comm.nranks, comm.rank)) {
     fill_gather(call, plan, comm, &params_);
     params_.tiles = tiles_of(call, plan);
     params_.num_split_ctas = plan.gemm.num_split_ctas;
     params_.late_tiles = late_tiles_of(params_.tiles, plan);
     params_.order = {std::max(1, plan.tile_rows), num_in_turn(plan, comm)};
+    const int chunk_rows = plan.plan.chunk_rows, block_m = plan.gemm.block_m;
     params_.push_order = {plan.merged ? 0 : params_.order.tile_rows,
-                          std::max(1, params_.order.num_in_turn) * plan.plan.chunk_rows / plan.gemm.block_m,
-                          params_.tiles.group_m, std::max(1, params_.tiles.num_n_tiles),
-                          params_.tiles.num_workers};
+                          std::max(1, params_.order.num_in_turn) * std::max(1, chunk_rows / block_m),
+                          params_.tiles.group_m,
+                          std::max(1, params_.tiles.num_n_tiles),
+                          params_.tiles.num_workers,
+                          std::max(1, block_m / chunk_rows),
+                          plan.shares_tiles};
   }
 
   bool fill_maps(const GemmCall& call, const RankGemmPlan& plan) {
@@ -122,12 +127,13 @@ class ForwardLaunchOf : public RankGemmLaunch {
     }
     move_gather(call, &params_);
     fill(details, &params_.comm);
-    return launch_kernel(kernel_, params_, num_ctas_, stream, params_.num_split_ctas);
+    return launch_kernel(kernel_, params_, num_ctas_, stream, num_cluster_ctas_);
   }
 
  private:
   const RankGemmKernel<Params>& kernel_;
   const int num_ctas_;
+  const int num_cluster_ctas_;
   const int64_t own_rows_;
 
  protected:
@@ -137,11 +143,15 @@ class ForwardLaunchOf : public RankGemmLaunch {
 const RankGemmKernel<CudaParams>& forward_kernel(const GemmCall& call, const GemmPlan& plan) {
   const bool is_fp16 = call.dtype == MK_DTYPE_FP16;
   const bool is_transposed = call.b_layout == MK_LAYOUT_NK;
+  if (plan.in_pairs) {
+    return find_kernel(is_fp16 ? pair_kernels_fp16() : pair_kernels_bf16(), GEMM_PAIR_TILES, plan,
+                       is_transposed);
+  }
   if (plan.num_split_ctas > 1) {
     return find_kernel(is_fp16 ? split_kernels_fp16() : split_kernels_bf16(), GEMM_SPLIT_TILES, plan,
                        is_transposed);
   }
-  return find_kernel(is_fp16 ? cuda_kernels_fp16() : cuda_kernels_bf16(), RANK_GEMM_TILES, plan, is_transposed);
+  return find_kernel(is_fp16 ? cuda_kernels_fp16() : cuda_kernels_bf16(), GATHER_TILES, plan, is_transposed);
 }
 
 class ForwardLaunch final : public ForwardLaunchOf<CudaParams> {
@@ -292,6 +302,8 @@ cudaError_t cuda_prepare(bool between_nodes) {
   if (error == cudaSuccess) error = prepare_table(cuda_kernels_fp16());
   if (error == cudaSuccess) error = prepare_table(split_kernels_bf16());
   if (error == cudaSuccess) error = prepare_table(split_kernels_fp16());
+  if (error == cudaSuccess) error = prepare_table(pair_kernels_bf16());
+  if (error == cudaSuccess) error = prepare_table(pair_kernels_fp16());
   if (error == cudaSuccess) error = prepare_table(wgrad_kernels_bf16());
   if (error == cudaSuccess) error = prepare_table(wgrad_kernels_fp16());
   if (!between_nodes) return error;

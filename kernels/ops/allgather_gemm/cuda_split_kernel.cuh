@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // AllGather+GEMM of few rows as one kernel: the tiles hold all ranks' rows, and the CTAs of a cluster share the
-// inner dimension of one (split_product.cuh), while their copy warps push this rank's rows.
+// inner dimension of one, or load B together (split_product.cuh), while their copy warps push this rank's rows.
 #pragma once
 
 #include "kernels/device/split_product.cuh"
@@ -11,6 +11,10 @@ namespace mk::allgather_gemm {
 using SplitTable = RankGemmTable<CudaParams, NUM_GEMM_SPLIT_TILES>;
 const SplitTable& split_kernels_bf16();
 const SplitTable& split_kernels_fp16();
+// In pairs.
+using PairTable = RankGemmTable<CudaParams, NUM_GEMM_PAIR_TILES>;
+const PairTable& pair_kernels_bf16();
+const PairTable& pair_kernels_fp16();
 
 template <class Config>
 struct SplitStorage {
@@ -45,7 +49,11 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
     push_init(smem.push);
     mainloop_init<Config>(smem.mainloop);
   }
-  __syncthreads();
+  if constexpr (Config::IN_PAIRS) {
+    cluster_sync();  // the other one writes to this one's stages
+  } else {
+    __syncthreads();
+  }
   const SplitPlace<Config> place;
   const TileWork work = split_work(params.tiles, place, params.num_split_ctas);
   run_roles<Config>(
@@ -60,9 +68,9 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   launch.end_cta();
 }
 
-template <GemmTile TILE, class Element, bool B_TRANSPOSED>
+template <GemmTile TILE, class Element, bool B_TRANSPOSED, bool IN_PAIRS>
 constexpr RankGemmKernel<CudaParams> split_kernel_entry() {
-  using Config = GemmConfig<TILE.block_m, TILE.block_n, false, Element, false, B_TRANSPOSED>;
+  using Config = GemmConfig<TILE.block_m, TILE.block_n, false, Element, false, B_TRANSPOSED, IN_PAIRS>;
   static_assert(split_chunks_fit<Config>() && sizeof(SplitStorage<Config>) <= 227 * 1024);
   return {allgather_gemm_split_kernel<Config>, Config::NUM_THREADS, sizeof(SplitStorage<Config>),
           Config::STAGE_BYTES};
@@ -71,10 +79,20 @@ constexpr RankGemmKernel<CudaParams> split_kernel_entry() {
 template <class Element>
 const SplitTable& split_kernel_table() {
   static const SplitTable table = []<size_t... TILES>(std::index_sequence<TILES...>) {
-    return SplitTable{{{split_kernel_entry<GEMM_SPLIT_TILES[TILES], Element, false>(),
-                        split_kernel_entry<GEMM_SPLIT_TILES[TILES], Element, true>()}...}};
+    return SplitTable{{{split_kernel_entry<GEMM_SPLIT_TILES[TILES], Element, false, false>(),
+                        split_kernel_entry<GEMM_SPLIT_TILES[TILES], Element, true, false>()}...}};
   }
   (std::make_index_sequence<NUM_GEMM_SPLIT_TILES>());
+  return table;
+}
+
+template <class Element>
+const PairTable& pair_kernel_table() {
+  static const PairTable table = []<size_t... TILES>(std::index_sequence<TILES...>) {
+    return PairTable{{{split_kernel_entry<GEMM_PAIR_TILES[TILES], Element, false, true>(),
+                       split_kernel_entry<GEMM_PAIR_TILES[TILES], Element, true, true>()}...}};
+  }
+  (std::make_index_sequence<NUM_GEMM_PAIR_TILES>());
   return table;
 }
 

@@ -16,19 +16,22 @@ struct PushUnit {
   int num_bytes;  // of a row
 };
 
-// When chunks are wanted. Behind the first `own_rows` rows of tiles a chunk takes its turn with those of the
-// other ranks, `rows_in_turn` rows of tiles in all; tiles are walked in groups of `group_rows` rows, and
-// `num_workers` of them, a wave, are computed at the same time.
+// When chunks are wanted. Behind the first `own_rows` rows of tiles a chunk, or `chunks_in_turn` of one row of
+// tiles, takes its turn with those of the other ranks, `rows_in_turn` rows of tiles in all; tiles are walked in
+// groups of `group_rows` rows, and `num_workers` of them, a wave, are computed at the same time.
 struct PushOrder {
   int own_rows;
   int rows_in_turn;
   int group_rows;
   int num_n_tiles;
   int num_workers;
+  int chunks_in_turn = 1;
+  // Of a row, the panels of either half in turn: who shares a tile begins with both.
+  bool halves_in_turn = false;
 
   // The wave that the first of a chunk's tiles is in.
   MK_HOST_DEVICE int wave_of(int chunk) const {
-    const int row = own_rows + chunk * rows_in_turn;
+    const int row = own_rows + chunk / chunks_in_turn * rows_in_turn;
     const int group = row / group_rows;
     return static_cast<int>((int64_t{group} * group_rows * num_n_tiles + row - group * group_rows) /
                             num_workers);
@@ -73,8 +76,9 @@ class PushUnits {
     }
     const int per_panel = (end_chunk_ - first_chunk_) * per_chunk_;
     index -= first_chunk_ * num_panels_ * per_chunk_;
-    unit.panel = index / per_panel;
-    index -= unit.panel * per_panel;
+    const int turn = index / per_panel;
+    unit.panel = order_.halves_in_turn ? turn % 2 * ((num_panels_ + 1) / 2) + turn / 2 : turn;
+    index -= turn * per_panel;
     unit.chunk = index / per_chunk_;
     index -= unit.chunk * per_chunk_;
     unit.chunk += first_chunk_;

@@ -14,6 +14,8 @@ namespace mk {
 
 template <int M, int N, bool PING_PONG, class Element, bool A_TRANSPOSED, bool B_TRANSPOSED>
 struct GemmConfig;
+template <GemmTile TILE, class Element, bool B_TRANSPOSED>
+struct RankGemmConfig;
 template <class Config>
 struct MainloopStorage;
 // Stages as a producer and who stands in for consumers hand them to each other: their barriers count phases.
