@@ -88,8 +88,8 @@ GemmPlan choose_tile(const GemmCall& call, std::span<const GemmTile> tiles, int6
     // Ranks of a reduction choose alike, and b_layout is each rank's own.
     shape.b_transposed = call.op == MK_OPERATOR_ALLGATHER_GEMM && call.b_layout == MK_LAYOUT_NK && !is_wgrad;
     const GemmPlan plan = gemm_plan_with(shape, num_sms, tile, -1);
-    const int64_t rest = gemm_plan_num_tiles(shape, plan) % num_sms;
     if (best.block_m == 0 || plan.predicted_us < best.predicted_us) best = plan;
+    const int64_t rest = gemm_plan_num_tiles(shape, plan) % num_sms;
     if (!cuts || rest == 0) continue;
     GemmPlan cut = gemm_plan_with(shape, num_sms, tile, static_cast<int>(rest));
     if (tile.ping_pong) cut.predicted_us *= PING_PONG_CUT_FACTOR;
@@ -299,7 +299,7 @@ bool plan_clusters(const GemmCall& call, int num_sms, const GemmClusterLimits& l
     return plan.num_cluster_ctas() > 1 && may_take(call, {plan.block_m, plan.block_n, false});
   };
   GemmPlan best = gemm_split_plan(shape, num_sms, limits);
-  // Pairs whose inner dimension is split, and pairs of fewer rows, lose to clusters that split it alone.
+  // Of fewer rows pairs lose to clusters that split k; pairs that split it, too, have not been measured here.
   const GemmPlan pairs = call.m > MAX_MERGED_ROWS ? gemm_pair_plan(shape, num_sms, limits, 1) : GemmPlan();
   if (may_be(pairs) && (!may_be(best) || pairs.predicted_us < best.predicted_us)) best = pairs;
   if (!may_be(best)) return false;

@@ -26,8 +26,8 @@ __device__ __forceinline__ bool have_alike(bool has_work, Work* work) {
 }
 
 // `next(&work)` walks the CTA's tiles, false after the last; the producer must walk the same.
-// `finish(work, block, accumulators)` takes the warpgroup's `block`-th 64 rows of a tile; finish.give(), where
-// there is one, has taken each of these before, what others are to have of them.
+// `finish(work, block, accumulators)` takes the warpgroup's `block`-th 64 rows of a tile. If it has a give(),
+// that takes all of them before, for what others are to have.
 template <class Config, class Work = TileWork, TilesAre TILES = TilesAre::plain, class Next, class Finish,
           class Deferred>
 __device__ __forceinline__ void consumer_role(MainloopStorage<Config>& smem, int warpgroup, TraceBuffer* trace,

@@ -234,8 +234,8 @@ std::vector<Case> make_cases() {
           {op, 300, 333, 100, false, MK_DTYPE_BF16, MK_DTYPE_FP32, true, true, true, tile.first, tile.second});
     }
   }
-  // All-gathers of one wave of tiles: CTAs that load B in pairs, and pairs of CTAs that share tiles, those of
-  // the plan and each of the others; besides, the highest tile in any number.
+  // All-gathers of one wave of tiles: CTAs that load B in pairs, and CTAs that share tiles along k, where the
+  // tile is the plan's and where it is the caller's; besides, the highest tile in any number.
   constexpr mk_operator_t gather = MK_OPERATOR_ALLGATHER_GEMM;
   for (const bool transposed : {false, true}) {
     const mk_dtype_t dtype = transposed ? MK_DTYPE_FP16 : MK_DTYPE_BF16;
