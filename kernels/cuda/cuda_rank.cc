@@ -29,6 +29,20 @@ std::vector<uint8_t> peers_of_puts(const RankOrder& order) {
   return peers;
 }
 
+// Puts from a new region to each peer: enough for each of several NICs, and for each lane of a transport that
+// stages.
+constexpr int kPrimes = 16;
+
+// Those that come to a rank.
+int count_primes(TopologyView view, int receiver) {
+  int count = 0;
+  for (view.rank = 0; view.rank < view.nranks; ++view.rank) {
+    const std::vector<uint8_t> peers = peers_of_puts(make_rank_order(view));
+    if (std::find(peers.begin(), peers.end(), receiver) != peers.end()) count += kPrimes;
+  }
+  return count;
+}
+
 // How soon an error that a kernel has written is seen without anyone asking.
 constexpr std::chrono::milliseconds kWatchInterval{10};
 
@@ -128,8 +142,9 @@ Status CudaRank::connect_network(Deadline deadline) {
 }
 
 // The first puts from a region make an emulated NIC map memory and create streams, and a real one fill its
-// caches: not while a kernel fills the GPU and waits for them. No rank goes on before all are through, so that
-// zeros are written over zeros.
+// caches: not while a kernel fills the GPU and waits for them. They are zeros, and no rank goes on before all
+// have arrived, which their senders' completions do not say: one that came later would lie over what a launch
+// has received.
 Status CudaRank::prime(uint32_t region, Deadline deadline) {
   uint64_t* const device_head = &network_->queue.head;
   uint64_t head = 0;
@@ -160,19 +175,21 @@ Status CudaRank::prime(uint32_t region, Deadline deadline) {
 }
 
 Status CudaRank::post_primes(uint32_t region, uint64_t& head, Deadline deadline) {
-  // Enough for each of several NICs, and for each lane of a transport that stages.
-  constexpr int kPuts = 16;
   constexpr uint32_t kBytes = 16;
   Endpoint& endpoint = *context_.endpoint;
+  num_primes_due_ += static_cast<uint64_t>(count_primes(arrays_.view(), context_.topology.rank));
   const auto wait_until = [&](const auto& condition) -> Status {
     while (!condition()) {
       if (context_.abort.raised()) return context_.abort.reason();
       if (deadline.passed()) {
         return Status(
             MK_ERROR_TIMEOUT,
-            format("rank %d: the first puts from region %u: %llu of %llu were complete at the deadline",
+            format("rank %d: the first puts from region %u: at the deadline %llu of %llu puts were complete "
+                   "and %llu of %llu had arrived here",
                    context_.topology.rank, region, static_cast<unsigned long long>(endpoint.completed()),
-                   static_cast<unsigned long long>(head)));
+                   static_cast<unsigned long long>(head),
+                   static_cast<unsigned long long>(endpoint.signal(PRIME_SIGNAL)),
+                   static_cast<unsigned long long>(num_primes_due_)));
       }
       std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
@@ -180,17 +197,18 @@ Status CudaRank::post_primes(uint32_t region, uint64_t& head, Deadline deadline)
   };
   Command command{};
   command.kind = CommandKind::put;
-  command.signal = kNoSignal;
+  command.signal = PRIME_SIGNAL;
   command.source = command.target = region_address(region, 0);
   command.bytes = kBytes;
-  for (int put = 0; put < kPuts; ++put) {
+  for (int put = 0; put < kPrimes; ++put) {
     for (const uint8_t peer : peers_of_puts(order_)) {
       command.peer = peer;
       MK_RETURN_IF_ERROR(wait_until([&] { return endpoint.try_publish(head, command); }));
       ++head;
     }
   }
-  return wait_until([&] { return endpoint.completed() >= head; });
+  return wait_until(
+      [&] { return endpoint.completed() >= head && endpoint.signal(PRIME_SIGNAL) >= num_primes_due_; });
 }
 
 Status CudaRank::agree_on_sms(Deadline deadline) {

@@ -86,6 +86,7 @@ class CudaRank {
   std::unique_ptr<MappedPages> counters_;
   uint32_t fifo_capacity_ = 0;
   uint32_t control_region_ = 0;
+  uint64_t num_primes_due_ = 0;  // first puts of all regions so far that come to this rank
   LaunchState* state_ = nullptr;
   std::byte* partials_ = nullptr;
   HostMailbox* mailbox_ = nullptr;         // as the host addresses it

@@ -13,6 +13,9 @@ namespace mk {
 
 // Ranks of a communicator whose operators run on GPUs, at most: a lane each for the entries.
 constexpr int MAX_GPU_RANKS = 32;
+// Of the first puts from a region (CudaRank::prime()), behind the signals of entries.
+constexpr uint32_t PRIME_SIGNAL = MAX_GPU_RANKS;
+static_assert(PRIME_SIGNAL < kEntrySignals);
 
 // Ranks in the order in which a rank turns to them: itself, the others of its node, those of the next nodes.
 struct RankOrder {

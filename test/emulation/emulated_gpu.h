@@ -49,6 +49,10 @@ class EmulatedGpu {
     if (!made.ok()) return made.status();
     gpu_ = made.take();
     set_stop(gpu_.get());
+    return add_arena(bank_bytes);
+  }
+  // Which launches then use.
+  Status add_arena(size_t bank_bytes) {
     const auto arena = gpu_->add_arena(bank_bytes, Deadline::after(rank_.timeout));
     if (!arena.ok()) return arena.status();
     arena_ = arena.value();
