@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: MIT
+// AllGather+GEMM's part of rank_gemm_plan().
+#include <algorithm>
+#include <cmath>
+#include <span>
+
+#include "kernels/cuda/gemm_type.h"
+#include "kernels/cuda/rank_gemm_plan_parts.h"
+#include "kernels/device/rank_gemm_tiles.h"
+#include "kernels/ops/allgather_gemm/plan.h"
+#include "kernels/ops/allgather_gemm/wgrad_order.h"
+
+namespace mk {
+namespace {
+
+using allgather_gemm::WgradOrder;
+
+constexpr int MAX_PANELS = 8;
+constexpr int MIN_PANEL_STEPS = 4;
+constexpr int64_t MAX_MERGED_ROWS = 256;
+// Few rows: what a rank brings to all is there as soon in one panel, and each takes a flag's latency.
+constexpr double FEW_ROWS_PANEL_BYTES = 512 << 10;
+// Up to so many bytes leave from the CTAs that compute, whatever the product.
+constexpr double FEW_BYTES = 2200000;
+// Of a CTA that does nothing but push, with all others at it.
+constexpr double PUSH_BYTES_PER_US_OF_CTA = 38e3;
+
+// Those that there are kernels for.
+std::span<const GemmTile> tiles_for(const GemmCall& call, bool is_between_nodes) {
+  if (call.mode == MK_ALLGATHER_WGRAD) return WGRAD_TILES;
+  if (call.op == MK_OPERATOR_ALLGATHER_GEMM && !is_between_nodes) return GATHER_TILES;
+  return RANK_GEMM_TILES;
+}
+
+// CTAs that only push, beside a product of `product_us` in which `bytes` are to go to peers. Between nodes they
+// are to be through with own rows in half that time: then they forward what has come from the network.
+int choose_push_ctas(const GemmCall& call, int num_sms, double bytes, double product_us,
+                     bool is_between_nodes) {
+  const double bytes_per_us_of_cta = is_between_nodes ? 20e3 : PUSH_BYTES_PER_US_OF_CTA;
+  constexpr double MIN_PUSH_CTAS = 3;
+  constexpr double MAX_PUSH_CTAS = 10;  // which fill the links
+  if (num_sms < 2) return 0;
+  const int most = std::max(1, num_sms / 8);
+  if (call.tuning.copy_ctas > 0) return std::clamp(call.tuning.copy_ctas, 1, num_sms - 1);
+  if (bytes == 0) return 0;
+  const double wanted = std::ceil(bytes / std::max(1.0, product_us) / bytes_per_us_of_cta);
+  return std::min(most, static_cast<int>(std::clamp(wanted, MIN_PUSH_CTAS, MAX_PUSH_CTAS)));
+}
+
+// The tile beside to.plan.copy_ctas; or beside a few more, where the last wave's tiles are then cut into fewer
+// pieces: of many, a tile's owner waits for the last.
+void choose_waves(const GemmCall& call, int64_t rows, int64_t k, int num_sms, RankGemmPlan& to) {
+  constexpr int MOST_MORE_CTAS = 8;
+  constexpr double LEAST_GAIN = 0.98;
+  const int wanted = to.plan.copy_ctas;
+  const bool is_free = wanted > 0 && call.tuning.copy_ctas == 0 && num_sms >= 8 * MOST_MORE_CTAS;
+  to.gemm.block_m = 0;
+  for (int more = 0; more <= (is_free ? MOST_MORE_CTAS : 0); more += 2) {
+    const GemmPlan plan = choose_tile(call, tiles_for(call, to.is_between_nodes), rows, to.num_owners, k,
+                                      compute_ctas(call, num_sms - wanted - more), true);
+    if (to.gemm.block_m > 0 && plan.predicted_us >= LEAST_GAIN * to.gemm.predicted_us) continue;
+    to.gemm = plan;
+    to.plan.copy_ctas = wanted + more;
+  }
+}
+
+// The tile of a product beside which rows travel, and the CTAs of both; answers how many compute. `rows` rows
+// of C an owner.
+int plan_product(const GemmCall& call, int64_t rows, int64_t k, int nranks, int num_sms, RankGemmPlan& to) {
+  const int all_ctas = compute_ctas(call, num_sms);
+  to.gemm = choose_tile(call, tiles_for(call, to.is_between_nodes), rows, to.num_owners, k, all_ctas, true);
+  if (to.gemm.block_m == 0) return 0;
+  // Pushes from an SM hold up its product by up to a half, so a few SMs do nothing else; but a product of one
+  // wave waits for the last rows whoever pushes, and all SMs can. Rows are wanted over the time of the others'
+  // tiles.
+  const int64_t max_rows = ceil_div(call.m, nranks);
+  const double bytes = static_cast<double>(max_rows * travelling_columns(call) * 2) * nranks;
+  const int64_t num_tiles = to.num_owners * ceil_div(rows, to.gemm.block_m) * ceil_div(call.n, to.gemm.block_n);
+  const bool is_small = call.mode == MK_ALLGATHER_FORWARD && !to.is_between_nodes && max_rows <= CHUNK_ROWS &&
+                        (bytes <= FEW_BYTES || num_tiles <= all_ctas);
+  const bool has_waves = to.gemm.num_workers == all_ctas;
+  // Between two ranks only beside many waves: of few, SMs that do not compute cost more. With more ranks that
+  // has not been measured since producers wait for rows without a fence.
+  constexpr int64_t MOST_WAVES_WITHOUT = 6;
+  const bool is_short = call.mode == MK_ALLGATHER_FORWARD && !to.is_between_nodes && nranks == 2 &&
+                        num_tiles <= MOST_WAVES_WITHOUT * all_ctas;
+  to.plan.copy_ctas = (has_waves && !is_small && !is_short) || call.tuning.copy_ctas > 0
+                          ? choose_push_ctas(call, num_sms, bytes, to.gemm.predicted_us, to.is_between_nodes)
+                          : 0;
+  choose_waves(call, rows, k, num_sms, to);
+  num_sms = compute_ctas(call, num_sms - to.plan.copy_ctas);
+  to.tile_rows = static_cast<int>(ceil_div(rows, to.gemm.block_m));
+  return num_sms;
+}
+
+// CTAs that have pushed compute what is left, from the round of tiles on in which they are expected to be
+// through: too late rather than too early, for the tiles of one that comes late are the last. It is, where
+// products are so long that clocks fall below the model's.
+void choose_late_workers(const GemmCall& call, int64_t rows, double bytes, int num_early, RankGemmPlan& to) {
+  constexpr int MOST_MORE_ROUNDS = 16;  // for a better last wave
+  // In a product of 32 rounds they cost 4 %: CTAs that are no longer in step read more of the operands from
+  // memory.
+  constexpr int MOST_ROUNDS = 16;
+  constexpr double LEAST_GAIN = 0.995;
+  const GemmTile tile = {to.gemm.block_m, to.gemm.block_n, to.gemm.ping_pong};
+  GemmShape shape;
+  shape.m = to.num_owners * round_up(rows, tile.block_m);
+  shape.n = call.n;
+  shape.k = call.k;
+  shape.in_type = gemm_type(call.dtype);
+  shape.out_type = gemm_type(call.out_dtype);
+  shape.b_transposed = call.b_layout == MK_LAYOUT_NK;
+  const int num_late = to.plan.copy_ctas;
+  const int num_workers = num_early + num_late;
+  const auto num_tiles = gemm_plan_num_tiles(shape, to.gemm);
+  if (num_late == 0 || bytes == 0 || call.tuning.compute_ctas > 0 || num_tiles == 0) return;
+  if (num_tiles > int64_t{MOST_ROUNDS} * num_workers) return;
+  const GemmPlan whole = gemm_plan_with(shape, num_workers, tile, -1);
+  const double round_us = whole.predicted_us / static_cast<double>(ceil_div(num_tiles, num_workers));
+  const double push_us = bytes / PUSH_BYTES_PER_US_OF_CTA / num_late;
+  const auto first = static_cast<int>(std::ceil(push_us / round_us));
+  const bool cuts = to.gemm.num_streamk_tiles > 0;
+  double best_us = LEAST_GAIN * to.gemm.predicted_us;
+  for (int rounds = first; rounds < first + MOST_MORE_ROUNDS; ++rounds) {
+    const int64_t late_tile = int64_t{rounds} * num_early;
+    if (late_tile + num_workers > num_tiles) return;
+    const auto rest = static_cast<int>((num_tiles - late_tile) % num_workers);
+    const double whole_us = round_us * static_cast<double>(rounds + (num_tiles - late_tile) / num_workers);
+    const GemmPlan cut = gemm_plan_with(shape, num_workers, tile, cuts && rest > 0 ? rest : -1);
+    const double cut_us = cut.predicted_us * (tile.ping_pong ? PING_PONG_CUT_FACTOR : 1.0) -
+                          round_us * static_cast<double>(ceil_div(num_tiles - rest, num_workers));
+    const bool is_cut = cut.num_streamk_tiles > 0 && cut.num_workers == num_workers && cut_us < round_us;
+    const double us = whole_us + (rest == 0 ? 0.0 : is_cut ? std::max(0.0, cut_us) : round_us);
+    if (us >= best_us) continue;
+    best_us = us;
+    to.num_late = num_late;
+    to.late_tile = static_cast<int>(late_tile);
+    to.gemm.num_streamk_tiles = is_cut ? rest : 0;
+  }
+}
+
+// Where each CTA would have one tile, those of other ranks' rows wait, and those of this rank's are through
+// early. So two CTAs share one of the first half along k, then one of the second. Of the large tiles the one
+// whose steps are shortest, beside pushes. Answers how many CTAs then compute, or 0: tiles are not shared.
+int choose_shared_tile(const GemmCall& call, int64_t rows, int nranks, int num_sms, RankGemmPlan& to) {
+  constexpr int64_t LEAST_STEPS = 32;
+  constexpr double LEAST_PART_OF_SMS = 0.7;
+  constexpr double LOAD_BYTES_PER_CYCLE = 37;
+  if (to.merged || nranks == 1 || ceil_div(call.k, GEMM_BLOCK_K) < LEAST_STEPS) return 0;
+  if (call.tuning.copy_ctas > 0 || call.tuning.compute_ctas > 0) return 0;
+  double best_cycles = 0;
+  int num_workers = 0;
+  for (const GemmTile& tile : GATHER_TILES) {
+    if (tile.ping_pong || tile.block_m < CHUNK_ROWS || !may_take(call, tile)) continue;
+    const int64_t tile_rows = ceil_div(rows, tile.block_m);
+    const int64_t num_tiles = nranks * tile_rows * ceil_div(call.n, tile.block_n);
+    if (num_tiles % 2 != 0 || num_tiles > num_sms) continue;
+    if (static_cast<double>(num_tiles) < LEAST_PART_OF_SMS * num_sms) continue;
+    const int64_t columns = call.b_layout == MK_LAYOUT_NK ? tile.block_n : round_up(tile.block_n, 64);
+    const double load_bytes = 2.0 * GEMM_BLOCK_K * static_cast<double>(tile.block_m + columns);
+    const double cycles = std::max(tile.block_m * tile.block_n / 32.0, load_bytes / LOAD_BYTES_PER_CYCLE);
+    if (num_workers > 0 && cycles >= best_cycles) continue;
+    best_cycles = cycles;
+    num_workers = static_cast<int>(num_tiles);
+    GemmShape shape;
+    shape.m = nranks * tile_rows * tile.block_m;
+    shape.n = call.n;
+    shape.k = call.k;
+    to.gemm = gemm_plan_with(shape, num_workers, tile, -1);
+    to.tile_rows = static_cast<int>(tile_rows);
+    to.plan.copy_ctas = 0;
+  }
+  to.shares_tiles = num_workers > 0;
+  return num_workers;
+}
+
+// What depends on chunks, of which every rank has at most to.plan.num_chunks.
+Status plan_chunks(const GemmCall& call, int rank, int nranks, RankGemmPlan& to) {
+  const int64_t row_bytes = travelling_columns(call) * 2;
+  const int64_t flags = int64_t{nranks} * to.plan.num_chunks * to.num_panels;
+  if (flags > kFlagsPerBank) return too_many_flags(call, flags);
+  to.plan.chunk_bytes = std::min<int64_t>(to.plan.chunk_rows, ceil_div(call.m, nranks)) *
+                        std::min<int64_t>(row_bytes, to.panel_steps * GEMM_BLOCK_K * 2);
+  to.plan.link_bytes = rows_count(call.m, nranks, rank) * row_bytes * (nranks - 1);
+  return {};
+}
+
+// Few tiles, all at once, of all ranks' rows: clusters share the inner dimension of each, or, in pairs, load B
+// together, where that is expected to be better. False: they do not.
+bool plan_clusters(const GemmCall& call, int num_sms, const GemmClusterLimits& limits, RankGemmPlan& to) {
+  // Of tiles of one rank's rows, in one wave as well, half wait for rows while the others are computed.
+  constexpr double WAIT_US = 20;
+  if (to.is_between_nodes || call.tuning.copy_ctas > 0 || call.tuning.compute_ctas > 0) return false;
+  GemmShape shape;
+  shape.m = call.m;
+  shape.n = call.n;
+  shape.k = call.k;
+  shape.in_type = gemm_type(call.dtype);
+  shape.out_type = gemm_type(call.out_dtype);
+  shape.b_transposed = call.b_layout == MK_LAYOUT_NK;
+  const auto may_be = [&](const GemmPlan& plan) {
+    return plan.num_cluster_ctas() > 1 && may_take(call, {plan.block_m, plan.block_n, false});
+  };
+  GemmPlan best = gemm_split_plan(shape, num_sms, limits);
+  // Of fewer rows pairs lose to clusters that split k; pairs that split it, too, have not been measured here.
+  const GemmPlan pairs = call.m > MAX_MERGED_ROWS ? gemm_pair_plan(shape, num_sms, limits, 1) : GemmPlan();
+  if (may_be(pairs) && (!may_be(best) || pairs.predicted_us < best.predicted_us)) best = pairs;
+  if (!may_be(best)) return false;
+  const GemmPlan other = choose_tile(call, GATHER_TILES, call.m, 1, call.k, num_sms, true);
+  const double other_us = other.predicted_us + (best.in_pairs ? WAIT_US : 0);
+  if (other.block_m > 0 && other_us < best.predicted_us) return false;
+  to.gemm = best;
+  to.merged = true;
+  to.num_owners = 1;
+  to.plan.copy_ctas = 0;
+  to.tile_rows = static_cast<int>(ceil_div(call.m, best.block_m * (best.in_pairs ? 2 : 1)));
+  return true;
+}
+
+}  // namespace
+
+Status plan_gather(const GemmCall& call, int rank, int nranks, int num_sms, const GemmClusterLimits& limits,
+                   RankGemmPlan& to) {
+  const int64_t max_rows = ceil_div(call.m, nranks);
+  const int64_t k_steps = ceil_div(call.k, GEMM_BLOCK_K);
+  const int64_t flags_per_panel = int64_t{nranks} * std::max(1, num_chunks(max_rows, CHUNK_ROWS));
+  const bool has_clusters = plan_clusters(call, num_sms, limits, to);
+  const int all_ctas = num_sms;
+  if (has_clusters) {
+    num_sms = to.gemm.num_ctas();
+  } else {
+    // Where all ranks' rows are few, the weights of a tile are then read once, and not once a rank.
+    to.merged = max_rows < CHUNK_ROWS || (!to.is_between_nodes && call.m <= MAX_MERGED_ROWS);
+    to.num_owners = to.merged ? 1 : nranks;
+    num_sms = plan_product(call, to.merged ? call.m : max_rows, call.k, nranks, num_sms, to);
+  }
+  if (num_sms == 0) return {};
+  // Tiles in flight at once would wait for their data together: panels.
+  const double few = static_cast<double>(max_rows * call.k * 2) / FEW_ROWS_PANEL_BYTES;
+  const int64_t most_panels = max_rows <= CHUNK_ROWS && !to.is_between_nodes
+                                  ? std::clamp<int64_t>(static_cast<int64_t>(few), 1, MAX_PANELS)
+                                  : MAX_PANELS;
+  to.num_panels = static_cast<int>(std::clamp<int64_t>(
+      std::min(k_steps / MIN_PANEL_STEPS, kFlagsPerBank / flags_per_panel), 1, most_panels));
+  to.panel_steps = static_cast<int>(std::max<int64_t>(1, ceil_div(k_steps, to.num_panels)));
+  to.num_panels = static_cast<int>(std::max<int64_t>(1, ceil_div(k_steps, to.panel_steps)));
+  if (!to.is_between_nodes && !has_clusters) {
+    const int num_sharing = choose_shared_tile(call, max_rows, nranks, all_ctas, to);
+    if (num_sharing > 0) num_sms = num_sharing;
+    const double bytes = static_cast<double>(max_rows * call.k * 2) * (to.merged ? nranks : nranks - 1);
+    choose_late_workers(call, to.merged ? call.m : max_rows, bytes, num_sms, to);
+  }
+  to.area_bytes = call.m * round_up(call.k * 2, 16);
+  fill_public_plan(call, nranks, num_sms, to);
+  return plan_chunks(call, rank, nranks, to);
+}
+
+Status plan_wgrad(const GemmCall& call, int rank, int nranks, int num_sms, RankGemmPlan& to) {
+  const WgradOrder order = WgradOrder::of(call.m, rank, nranks, call.b_layout == MK_LAYOUT_NK);
+  num_sms = plan_product(call, call.k, int64_t{order.num_steps()} * GEMM_BLOCK_K, nranks, num_sms, to);
+  if (num_sms == 0) return {};
+  to.panel_steps = static_cast<int>(std::max<int64_t>(1, ceil_div(call.n, GEMM_BLOCK_K)));
+  to.area_bytes = call.m * round_up(call.n * 2, 16);
+  fill_public_plan(call, nranks, num_sms, to);
+  to.plan.chunk_rows = WgradOrder::STEP_ROWS;
+  to.plan.num_chunks = std::max(1, num_chunks(ceil_div(call.m, nranks), WgradOrder::STEP_ROWS));
+  return plan_chunks(call, rank, nranks, to);
+}
+
+Status plan_network_gather(const GemmCall& call, const TopologyView& nodes, RankGemmPlan& to) {
+  mk_plan_t& plan = to.plan;
+  MK_RETURN_IF_ERROR(check_signals(call, int64_t{nodes.nranks} * plan.num_chunks));
+  const int64_t columns = travelling_columns(call);
+  const int64_t chunk_bytes = plan.chunk_rows * round_up(columns * 2, 16);
+  if (chunk_bytes > UINT32_MAX) {
+    return Status(
+        MK_ERROR_UNSUPPORTED,
+        format("mk_%s: %s=%lld: between nodes %d rows may have 4 GiB at most", operator_name(call.op),
+               call.mode == MK_ALLGATHER_WGRAD ? "n" : "k", static_cast<long long>(columns), plan.chunk_rows));
+  }
+  plan.send_ctas = 1;
+  plan.link_bytes = plan.network_bytes = 0;
+  allgather_gemm::count_bytes(allgather_gemm::make_schedule(call, plan, nodes), plan);
+  return {};
+}
+
+}  // namespace mk
