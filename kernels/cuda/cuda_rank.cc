@@ -45,6 +45,8 @@ int count_primes(TopologyView view, int receiver) {
 
 // How soon an error that a kernel has written is seen without anyone asking.
 constexpr std::chrono::milliseconds kWatchInterval{10};
+// In which a launch that has failed in one warp has said by another what it is.
+constexpr std::chrono::milliseconds kGreetingTime{100};
 
 constexpr const char* kRoles[] = {"copy", "entry", "compute", "reduce", "gather", "send", "receive"};
 constexpr const char* kObjects[] = {"chunk",  "partial",   "reduced tile", "entry",
@@ -303,6 +305,10 @@ void CudaRank::look() {
 
 void CudaRank::report(const DeviceError& error) {
   const int rank = context_.topology.rank;
+  const std::atomic_ref<uint64_t> started(mailbox_->started);
+  const Deadline greeting = Deadline::after(kGreetingTime);
+  while (started.load(std::memory_order_acquire) < error.epoch && !greeting.passed())
+    std::this_thread::sleep_for(std::chrono::microseconds(10));
   const DeviceFlight& flight = mailbox_->flights[error.epoch % HostMailbox::NUM_FLIGHTS];
   const auto op = static_cast<mk_operator_t>(flight.op);
   if (error.kind == DEVICE_TIMEOUT) {

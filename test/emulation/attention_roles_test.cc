@@ -259,8 +259,8 @@ const std::vector<std::vector<int>> kTopologies = {{0, 1},    {0, 0, 1, 1}, {0, 
 }  // namespace
 
 TEST_CASE("keys travel between nodes and inside them, launch after launch", "[emulation]") {
-  const std::vector<int> nodes = GENERATE(from_range(kTopologies));
-  for (const BackendCase& backend : backend_cases()) {
+  const std::vector<int> nodes = GENERATE(from_range(fewer_if_slow(kTopologies)));
+  for (const BackendCase& backend : fewer_if_slow(backend_cases())) {
     INFO(backend.backend << " seed " << backend.seed << " " << backend.environment << ", " << nodes.size()
                          << " ranks");
     CHECK(run_ranks(RankKind::threads, backend, nodes, [&](Rank& rank) -> std::string {

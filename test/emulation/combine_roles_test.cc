@@ -8,6 +8,7 @@
 
 #include <array>
 #include <cmath>
+#include <cstdlib>
 #include <random>
 #include <set>
 #include <vector>
@@ -120,7 +121,7 @@ class CombineRank {
     call.tuning.chunk_bytes = shape.chunk_bytes;
     make_record(call);
     const Result<MoePlan> planned = moe_plan(call, rank_.nranks, 132, &arrays_.view());
-    REQUIRE(planned.ok());
+    if (!planned.ok()) std::abort();  // Catch2 has no checks for several threads
     const MoePlan& plan = planned.value();
     NetworkParams params{};
     params.comm = gpu_.comm();
@@ -169,7 +170,8 @@ class CombineRank {
             moe_gemm_combine::SumBuffers<kWarps>(storage.sums(), static_cast<int>(threadIdx.x / 32)));
       });
     });
-    poison(epoch);
+    // To one that has failed peers may still be writing.
+    if (gpu_.sentence().empty()) poison(epoch);
   }
 
   std::string wrong_result() const {
@@ -352,8 +354,8 @@ const std::vector<std::vector<int>> kTopologies = {{0, 1},       {0, 0, 1, 1}, {
 }  // namespace
 
 TEST_CASE("tokens are summed in nodes and at home, launch after launch", "[emulation]") {
-  const std::vector<int> nodes = GENERATE(from_range(kTopologies));
-  for (const BackendCase& backend : backend_cases()) {
+  const std::vector<int> nodes = GENERATE(from_range(fewer_if_slow(kTopologies)));
+  for (const BackendCase& backend : fewer_if_slow(backend_cases())) {
     INFO(backend.backend << " seed " << backend.seed << " " << backend.environment << ", " << nodes.size()
                          << " ranks");
     CHECK(run_ranks(RankKind::threads, backend, nodes, [&](Rank& rank) -> std::string {

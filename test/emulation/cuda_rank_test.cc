@@ -19,7 +19,7 @@ TEST_CASE("an arena's banks are its launches' alone, however late the network's 
   constexpr size_t kBankBytes = 4096;
   constexpr std::byte kLaunchData{0xab};
   const std::vector<int> nodes = {0, 0, 1, 2};
-  for (const BackendCase& backend : backend_cases()) {
+  for (const BackendCase& backend : fewer_if_slow(backend_cases())) {
     INFO(backend.backend << " seed " << backend.seed << " " << backend.environment);
     CHECK(run_ranks(RankKind::threads, backend, nodes, [&](Rank& rank) -> std::string {
             EmulatedGpu gpu(rank);

@@ -7,6 +7,7 @@
 
 #include <array>
 #include <atomic>
+#include <cstdlib>
 #include <random>
 #include <set>
 #include <vector>
@@ -107,7 +108,7 @@ class DispatchRank {
     call.routing_bytes = record_.size() * 16;
     call.use_routing = shape.reads_record;
     const Result<MoePlan> planned = moe_plan(call, rank_.nranks, 132, &arrays_.view());
-    REQUIRE(planned.ok());
+    if (!planned.ok()) std::abort();  // Catch2 has no checks for several threads
     const MoePlan& plan = planned.value();
     NetworkParams params{};
     params.comm = gpu_.comm();
@@ -273,8 +274,8 @@ const std::vector<std::vector<int>> kTopologies = {{0, 1},       {0, 0, 1, 1}, {
 }  // namespace
 
 TEST_CASE("tokens travel between nodes and inside them, launch after launch", "[emulation]") {
-  const std::vector<int> nodes = GENERATE(from_range(kTopologies));
-  for (const BackendCase& backend : backend_cases()) {
+  const std::vector<int> nodes = GENERATE(from_range(fewer_if_slow(kTopologies)));
+  for (const BackendCase& backend : fewer_if_slow(backend_cases())) {
     INFO(backend.backend << " seed " << backend.seed << " " << backend.environment << ", " << nodes.size()
                          << " ranks");
     CHECK(run_ranks(RankKind::threads, backend, nodes, [&](Rank& rank) -> std::string {

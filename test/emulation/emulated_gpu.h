@@ -21,7 +21,11 @@ class EmulatedGpu {
       if (stop->gpu != nullptr) stop->gpu->set_abort();
     });
   }
-  ~EmulatedGpu() { set_stop(nullptr); }
+  // What the GPU's watcher reports to goes after it.
+  ~EmulatedGpu() {
+    set_stop(nullptr);
+    gpu_.reset();
+  }
 
   Status set_up(int num_ctas, size_t bank_bytes, int64_t wait_timeout_ms = 60000) {
     EndpointOptions options;

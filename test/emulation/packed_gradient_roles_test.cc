@@ -205,8 +205,8 @@ std::string run_launch(PackedGradientRank& packed, Rank& rank) {
 }  // namespace
 
 TEST_CASE("parts of packed keys travel between nodes and inside them, launch after launch", "[emulation]") {
-  const std::vector<int> nodes = GENERATE(from_range(kTopologies));
-  for (const BackendCase& backend : backend_cases()) {
+  const std::vector<int> nodes = GENERATE(from_range(fewer_if_slow(kTopologies)));
+  for (const BackendCase& backend : fewer_if_slow(backend_cases())) {
     INFO(backend.backend << " seed " << backend.seed << " " << backend.environment << ", " << nodes.size()
                          << " ranks");
     CHECK(run_ranks(RankKind::threads, backend, nodes, [&](Rank& rank) -> std::string {
@@ -264,7 +264,7 @@ TEST_CASE("wrong cu_seqlens of gradients are named, and the next launch is as an
 }
 
 TEST_CASE("different cu_seqlens of gradients end the launch on every rank of every node", "[emulation]") {
-  const std::vector<int> nodes = GENERATE(from_range(kTopologies));
+  const std::vector<int> nodes = GENERATE(from_range(fewer_if_slow(kTopologies)));
   // Rank 1 is right, but alone with it; or wrong.
   for (const int32_t other : {301, 401}) {
     const mk_causal_t causal = other == 301 ? MK_CAUSAL_ZIGZAG : MK_CAUSAL_CONTIGUOUS;

@@ -171,8 +171,8 @@ const std::vector<std::vector<int>> kTopologies = {{0, 1},    {0, 0, 1, 1}, {0, 
 }  // namespace
 
 TEST_CASE("keys of packed sequences travel between nodes and inside them", "[emulation]") {
-  const std::vector<int> nodes = GENERATE(from_range(kTopologies));
-  for (const BackendCase& backend : backend_cases()) {
+  const std::vector<int> nodes = GENERATE(from_range(fewer_if_slow(kTopologies)));
+  for (const BackendCase& backend : fewer_if_slow(backend_cases())) {
     INFO(backend.backend << " seed " << backend.seed << " " << backend.environment << ", " << nodes.size()
                          << " ranks");
     CHECK(run_ranks(RankKind::threads, backend, nodes, [&](Rank& rank) -> std::string {
@@ -240,7 +240,7 @@ TEST_CASE("wrong cu_seqlens between nodes are named, and the next launch is as a
 }
 
 TEST_CASE("different cu_seqlens end the launch on every rank of every node", "[emulation]") {
-  const std::vector<int> nodes = GENERATE(from_range(kTopologies));
+  const std::vector<int> nodes = GENERATE(from_range(fewer_if_slow(kTopologies)));
   for (const mk_causal_t causal : {MK_CAUSAL_NONE, MK_CAUSAL_CONTIGUOUS, MK_CAUSAL_ZIGZAG}) {
     // Rank 1 is right, but alone with it; or wrong.
     for (const int32_t other : {301, 401}) {

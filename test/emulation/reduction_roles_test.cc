@@ -236,9 +236,9 @@ const std::vector<std::vector<int>> kTopologies = {
 }  // namespace
 
 TEST_CASE("partial tiles are summed in each node and then between them, launch after launch", "[emulation]") {
-  const std::vector<int> nodes = GENERATE(from_range(kTopologies));
+  const std::vector<int> nodes = GENERATE(from_range(fewer_if_slow(kTopologies)));
   const bool reduces_all = GENERATE(false, true);
-  for (const BackendCase& backend : backend_cases()) {
+  for (const BackendCase& backend : fewer_if_slow(backend_cases())) {
     INFO(backend.backend << " seed " << backend.seed << " " << backend.environment << ", " << nodes.size()
                          << " ranks, " << (reduces_all ? "all-reduce" : "reduce-scatter"));
     CHECK(run_ranks(RankKind::threads, backend, nodes, [&](Rank& rank) -> std::string {
