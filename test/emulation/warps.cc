@@ -12,10 +12,11 @@
 #include <chrono>
 #include <cstdlib>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "orders.h"
 
 namespace emulation {
 namespace {
@@ -32,6 +33,8 @@ struct Cta {
   std::barrier<> meeting;
 };
 
+struct WarpMemory;
+
 struct Warp {
   Cta* cta = nullptr;
   unsigned index = 0, num_warps = 0, num_ctas = 0;
@@ -44,37 +47,23 @@ struct Warp {
   uint64_t num_complete = 0;
   unsigned num_present = 0;
   unsigned looks = 0;  // since a lane last met the others
+#ifdef __SANITIZE_THREAD__
+  ucontext_t end{};
+#else
   jmp_buf scheduler{};
   std::array<jmp_buf, kLanes> contexts{};
   std::array<bool, kLanes> is_begun{};
+#endif
   std::array<ucontext_t, kLanes> beginnings{};
-  std::unique_ptr<char[]> stacks;  // kStackBytes a lane
+  WarpMemory* memory = nullptr;
 };
 
-// A launch's warps leave their stacks to the next launch's: new ones cost more than most of what runs on them.
-class Stacks {
- public:
-  std::unique_ptr<char[]> take() {
-    std::lock_guard lock(mutex_);
-    if (free_.empty()) return std::make_unique_for_overwrite<char[]>(kLanes * kStackBytes);
-    std::unique_ptr<char[]> stacks = std::move(free_.back());
-    free_.pop_back();
-    return stacks;
-  }
-  void give_back(std::unique_ptr<char[]> stacks) {
-    std::lock_guard lock(mutex_);
-    free_.push_back(std::move(stacks));
-  }
-
- private:
-  std::mutex mutex_;
-  std::vector<std::unique_ptr<char[]>> free_;
+// What a launch's warps leave to the next launch's of the same thread: new ones cost more than most of what
+// runs on them. Not to another thread's, which would put launches in order that nothing else does.
+struct WarpMemory {
+  std::unique_ptr<char[]> stacks = std::make_unique_for_overwrite<char[]>(kLanes * kStackBytes);
+  orders::Warp orders;
 };
-
-Stacks& all_stacks() {
-  static Stacks stacks;
-  return stacks;
-}
 
 thread_local Warp* this_warp = nullptr;
 
@@ -82,6 +71,20 @@ thread_local Warp* this_warp = nullptr;
 // a switch, and this one must be looked up all the same.
 __attribute__((noinline)) Warp& warp() { return *this_warp; }
 
+#ifdef __SANITIZE_THREAD__
+// To ThreadSanitizer a warp is one thread with one stack: longjmp() to another it would take for an error.
+__attribute__((noinline)) void switch_to_next() {
+  Warp& self = warp();
+  ucontext_t& from = self.beginnings[self.lane];
+  self.lane = (self.lane + 1) % kLanes;
+  swapcontext(&from, &self.beginnings[self.lane]);
+}
+void run_lanes(Warp& self) { swapcontext(&self.end, &self.beginnings[0]); }
+[[noreturn]] void end_lanes(Warp& self) {
+  setcontext(&self.end);
+  std::abort();
+}
+#else
 // A lane's first step is made by setcontext(), which has its stack; later ones by longjmp(), which makes no
 // call to the operating system.
 [[noreturn]] void resume(Warp& self, unsigned lane) {
@@ -96,20 +99,25 @@ __attribute__((noinline)) void switch_to_next() {
   Warp& self = warp();
   if (_setjmp(self.contexts[self.lane]) == 0) resume(self, (self.lane + 1) % kLanes);
 }
+void run_lanes(Warp& self) {
+  if (_setjmp(self.scheduler) == 0) resume(self, 0);
+}
+[[noreturn]] void end_lanes(Warp& self) { _longjmp(self.scheduler, 1); }
+#endif
 
 // Lanes end together: their last meeting is here.
 void be_lane() {
   (*warp().body)();
   exchange(0);
   Warp& self = warp();
-  if (++self.num_ended == kLanes) _longjmp(self.scheduler, 1);
+  if (++self.num_ended == kLanes) end_lanes(self);
   switch_to_next();
 }
 
 void make_lane(Warp& self, unsigned lane) {
   ucontext_t& context = self.beginnings[lane];
   getcontext(&context);
-  context.uc_stack.ss_sp = self.stacks.get() + lane * kStackBytes;
+  context.uc_stack.ss_sp = self.memory->stacks.get() + lane * kStackBytes;
   context.uc_stack.ss_size = kStackBytes;
   context.uc_link = nullptr;
   makecontext(&context, be_lane, 0);
@@ -117,10 +125,9 @@ void make_lane(Warp& self, unsigned lane) {
 
 void be_warp(Warp& self) {
   this_warp = &self;
-  self.stacks = all_stacks().take();
+  self.memory->orders.begin();
   for (unsigned lane = 0; lane < kLanes; ++lane) make_lane(self, lane);
-  if (_setjmp(self.scheduler) == 0) resume(self, 0);
-  all_stacks().give_back(std::move(self.stacks));
+  run_lanes(self);
   this_warp = nullptr;
 }
 
@@ -160,14 +167,17 @@ void pause() {
 }
 
 void run_ctas(unsigned num_ctas, unsigned num_warps, const std::function<void()>& body) {
+  thread_local std::vector<std::unique_ptr<WarpMemory>> memories;
   std::vector<std::unique_ptr<Cta>> ctas;
   std::vector<std::unique_ptr<Warp>> warps;
+  while (memories.size() < size_t{num_ctas} * num_warps) memories.push_back(std::make_unique<WarpMemory>());
   for (unsigned cta = 0; cta < num_ctas; ++cta) {
     ctas.push_back(std::make_unique<Cta>(cta, num_warps));
     for (unsigned index = 0; index < num_warps; ++index) {
       warps.push_back(std::make_unique<Warp>());
       Warp& made = *warps.back();
       made.cta = ctas.back().get();
+      made.memory = memories[warps.size() - 1].get();
       made.index = index, made.num_warps = num_warps, made.num_ctas = num_ctas;
       made.body = &body;
     }

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "../orders.h"
 #include "../warps.h"
 
 #undef __forceinline__
@@ -77,7 +78,7 @@ inline bool __all_sync(uint32_t mask, bool value) { return __ballot_sync(mask, v
 inline void __syncwarp() { emulation::exchange(0); }
 inline void __syncthreads() { emulation::sync_cta(); }
 inline void __nanosleep(unsigned) { emulation::pause(); }
-inline void __threadfence_block() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+inline void __threadfence_block() { emulation::orders::fence(); }
 inline int __ffs(int value) { return __builtin_ffs(value); }
 inline int __popc(uint32_t value) { return std::popcount(value); }
 inline float __int_as_float(int bits) { return std::bit_cast<float>(bits); }
@@ -93,30 +94,46 @@ void __stcg(T* address, T value) {
 }
 inline long long clock64() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
 
+// A relaxed read-modify-write.
+template <class T, class Change>
+T emulated_atomic(T* address, Change&& change) {
+  emulation::orders::before_relaxed_store(address);
+  const T before = change();
+  emulation::orders::after_relaxed_load(address);
+  return before;
+}
 template <class T, class U>
 T atomicAdd(T* address, U value) {
-  return __atomic_fetch_add(address, static_cast<T>(value), __ATOMIC_RELAXED);
+  return emulated_atomic(address,
+                         [&] { return __atomic_fetch_add(address, static_cast<T>(value), __ATOMIC_RELAXED); });
 }
 template <class T, class U>
 T atomicExch(T* address, U value) {
-  return __atomic_exchange_n(address, static_cast<T>(value), __ATOMIC_RELAXED);
+  return emulated_atomic(address,
+                         [&] { return __atomic_exchange_n(address, static_cast<T>(value), __ATOMIC_RELAXED); });
 }
 template <class T, class U, class V>
 T atomicCAS(T* address, U expected, V value) {
-  T seen = static_cast<T>(expected);
-  __atomic_compare_exchange_n(address, &seen, static_cast<T>(value), false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
-  return seen;
+  return emulated_atomic(address, [&] {
+    T seen = static_cast<T>(expected);
+    __atomic_compare_exchange_n(address, &seen, static_cast<T>(value), false, __ATOMIC_RELAXED,
+                                __ATOMIC_RELAXED);
+    return seen;
+  });
 }
 template <class T, class U>
 T atomicOr(T* address, U value) {
-  return __atomic_fetch_or(address, static_cast<T>(value), __ATOMIC_RELAXED);
+  return emulated_atomic(address,
+                         [&] { return __atomic_fetch_or(address, static_cast<T>(value), __ATOMIC_RELAXED); });
 }
 template <class T, class U>
 T atomicMax(T* address, U value) {
-  T seen = __atomic_load_n(address, __ATOMIC_RELAXED);
-  while (seen < static_cast<T>(value) &&
-         !__atomic_compare_exchange_n(address, &seen, static_cast<T>(value), false, __ATOMIC_RELAXED,
-                                      __ATOMIC_RELAXED)) {
-  }
-  return seen;
+  return emulated_atomic(address, [&] {
+    T seen = __atomic_load_n(address, __ATOMIC_RELAXED);
+    while (seen < static_cast<T>(value) &&
+           !__atomic_compare_exchange_n(address, &seen, static_cast<T>(value), false, __ATOMIC_RELAXED,
+                                        __ATOMIC_RELAXED)) {
+    }
+    return seen;
+  });
 }

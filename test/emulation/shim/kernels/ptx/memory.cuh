@@ -6,44 +6,42 @@
 
 namespace mk::ptx {
 
-#define MK_EMULATED_LOAD(name, type, order) \
-  inline type name(const type* address) { return __atomic_load_n(address, order); }
-MK_EMULATED_LOAD(ld_acquire_gpu, uint32_t, __ATOMIC_ACQUIRE)
-MK_EMULATED_LOAD(ld_acquire_gpu, uint64_t, __ATOMIC_ACQUIRE)
-MK_EMULATED_LOAD(ld_acquire_sys, uint32_t, __ATOMIC_ACQUIRE)
-MK_EMULATED_LOAD(ld_acquire_sys, uint64_t, __ATOMIC_ACQUIRE)
-MK_EMULATED_LOAD(ld_relaxed_gpu, uint32_t, __ATOMIC_RELAXED)
-MK_EMULATED_LOAD(ld_relaxed_gpu, uint64_t, __ATOMIC_RELAXED)
-MK_EMULATED_LOAD(ld_relaxed_sys, uint32_t, __ATOMIC_RELAXED)
-MK_EMULATED_LOAD(ld_relaxed_sys, uint64_t, __ATOMIC_RELAXED)
+#define MK_EMULATED_LOAD(name, type)                                                                        \
+  inline type ld_acquire_##name(const type* address) { return __atomic_load_n(address, __ATOMIC_ACQUIRE); } \
+  inline type ld_relaxed_##name(const type* address) {                                                      \
+    const type value = __atomic_load_n(address, __ATOMIC_RELAXED);                                          \
+    emulation::orders::after_relaxed_load(address);                                                         \
+    return value;                                                                                           \
+  }
+MK_EMULATED_LOAD(gpu, uint32_t)
+MK_EMULATED_LOAD(gpu, uint64_t)
+MK_EMULATED_LOAD(sys, uint32_t)
+MK_EMULATED_LOAD(sys, uint64_t)
 #undef MK_EMULATED_LOAD
 
-#define MK_EMULATED_STORE(name, type, order) \
-  inline void name(type* address, type value) { __atomic_store_n(address, value, order); }
-MK_EMULATED_STORE(st_release_gpu, uint32_t, __ATOMIC_RELEASE)
-MK_EMULATED_STORE(st_release_sys, uint32_t, __ATOMIC_RELEASE)
-MK_EMULATED_STORE(st_release_sys, uint64_t, __ATOMIC_RELEASE)
-MK_EMULATED_STORE(st_relaxed_gpu, uint32_t, __ATOMIC_RELAXED)
-MK_EMULATED_STORE(st_relaxed_gpu, uint64_t, __ATOMIC_RELAXED)
-MK_EMULATED_STORE(st_relaxed_sys, uint32_t, __ATOMIC_RELAXED)
-MK_EMULATED_STORE(st_relaxed_sys, uint64_t, __ATOMIC_RELAXED)
+#define MK_EMULATED_STORE(name, type)                        \
+  inline void st_release_##name(type* address, type value) { \
+    __atomic_store_n(address, value, __ATOMIC_RELEASE);      \
+  }                                                          \
+  inline void st_relaxed_##name(type* address, type value) { \
+    emulation::orders::before_relaxed_store(address);        \
+    __atomic_store_n(address, value, __ATOMIC_RELAXED);      \
+  }
+MK_EMULATED_STORE(gpu, uint32_t)
+MK_EMULATED_STORE(gpu, uint64_t)
+MK_EMULATED_STORE(sys, uint32_t)
+MK_EMULATED_STORE(sys, uint64_t)
 #undef MK_EMULATED_STORE
 
 inline void st_relaxed_sys_v2(uint64_t* address, uint64_t first, uint64_t second) {
   st_relaxed_sys(address, first);
   st_relaxed_sys(address + 1, second);
 }
-inline uint64_t atom_relaxed_gpu_add(uint64_t* address, uint64_t value) {
-  return __atomic_fetch_add(address, value, __ATOMIC_RELAXED);
-}
+inline uint64_t atom_relaxed_gpu_add(uint64_t* address, uint64_t value) { return atomicAdd(address, value); }
+inline uint32_t atom_relaxed_gpu_add(uint32_t* address, uint32_t value) { return atomicAdd(address, value); }
+inline void red_relaxed_gpu_add(uint32_t* address, uint32_t value) { atomicAdd(address, value); }
 inline uint32_t atom_acq_rel_gpu_add(uint32_t* address, uint32_t value) {
   return __atomic_fetch_add(address, value, __ATOMIC_ACQ_REL);
-}
-inline uint32_t atom_relaxed_gpu_add(uint32_t* address, uint32_t value) {
-  return __atomic_fetch_add(address, value, __ATOMIC_RELAXED);
-}
-inline void red_relaxed_gpu_add(uint32_t* address, uint32_t value) {
-  __atomic_fetch_add(address, value, __ATOMIC_RELAXED);
 }
 inline void red_release_gpu_add(uint32_t* address, uint32_t value) {
   __atomic_fetch_add(address, value, __ATOMIC_RELEASE);
@@ -54,8 +52,8 @@ inline void red_release_gpu_max(uint64_t* address, uint64_t value) {
          !__atomic_compare_exchange_n(address, &seen, value, false, __ATOMIC_RELEASE, __ATOMIC_RELAXED)) {
   }
 }
-inline void fence_acq_rel_gpu() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-inline void fence_acq_rel_sys() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+inline void fence_acq_rel_gpu() { emulation::orders::fence(); }
+inline void fence_acq_rel_sys() { emulation::orders::fence(); }
 inline void fence_proxy_async_shared_cta() {}
 inline void fence_proxy_async_global() {}
 

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: MIT
+#include "orders.h"
+
+#ifdef __SANITIZE_THREAD__
+
+#include <sanitizer/tsan_interface.h>
+
+#include <cstdint>
+
+namespace emulation::orders {
+namespace {
+
+thread_local Warp* this_warp = nullptr;
+
+}  // namespace
+
+Warp::Warp() : fiber_(__tsan_create_fiber(0)) {}
+Warp::~Warp() { __tsan_destroy_fiber(fiber_); }
+
+void Warp::begin() {
+  loaded_.clear();
+  has_fenced_ = false;
+  this_warp = this;
+}
+
+// Between the switches nothing may touch memory that ThreadSanitizer sees.
+template <void CALL(void*)>
+__attribute__((noinline, no_sanitize("thread"))) void Warp::by_fiber(void* word) {
+  void* const fiber = fiber_;
+  void* const self = __tsan_get_current_fiber();
+  __tsan_switch_to_fiber(fiber, __tsan_switch_to_fiber_no_sync);
+  CALL(word);
+  __tsan_switch_to_fiber(self, __tsan_switch_to_fiber_no_sync);
+}
+
+void Warp::before_store(void* word) {
+  if (has_fenced_) by_fiber<__tsan_release>(word);
+}
+
+void Warp::fence() {
+  for (void* word : loaded_) __tsan_acquire(word);
+  loaded_.clear();
+  has_fenced_ = true;
+  __tsan_release(&handed_over_);
+  by_fiber<__tsan_acquire>(&handed_over_);
+}
+
+void before_relaxed_store(void* word) {
+  if (this_warp != nullptr) this_warp->before_store(word);
+}
+void after_relaxed_load(const void* word) {
+  if (this_warp != nullptr) this_warp->after_load(word);
+}
+void fence() {
+  if (this_warp != nullptr) this_warp->fence();
+}
+
+namespace {
+
+template <class Word>
+void before_volatile_read(void* word) {
+  __atomic_load_n(static_cast<Word*>(word), __ATOMIC_RELAXED);
+  after_relaxed_load(word);
+}
+template <class Word>
+void before_volatile_write(void* word) {
+  before_relaxed_store(word);
+  __atomic_fetch_or(static_cast<Word*>(word), Word{0}, __ATOMIC_RELAXED);
+}
+
+}  // namespace
+}  // namespace emulation::orders
+
+// Volatile accesses, of which g++ tells before each when it is asked to: on GPUs they are relaxed.
+extern "C" {
+void __tsan_volatile_read4(void* word) { emulation::orders::before_volatile_read<uint32_t>(word); }
+void __tsan_volatile_read8(void* word) { emulation::orders::before_volatile_read<uint64_t>(word); }
+void __tsan_volatile_write4(void* word) { emulation::orders::before_volatile_write<uint32_t>(word); }
+void __tsan_volatile_write8(void* word) { emulation::orders::before_volatile_write<uint64_t>(word); }
+}
+
+#endif

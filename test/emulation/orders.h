@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: MIT
+// What relaxed accesses and fences mean, for ThreadSanitizer, which knows atomic accesses only: what comes
+// before a fence is seen by whoever reads, with acquire or before a fence of its own, what was stored after it.
+// With this a missing order between warps is a data race, though the host's memory would hide it. Lanes of a
+// warp are one thread: what they owe each other is not looked at, nor are scopes and proxies.
+#pragma once
+
+#ifdef __SANITIZE_THREAD__
+#include <unordered_set>
+#endif
+
+namespace emulation::orders {
+
+#ifdef __SANITIZE_THREAD__
+// A warp's knowledge. What it knew at its last fence, which its relaxed stores pass on, is kept by a fiber
+// beside it, a thread of its own to ThreadSanitizer.
+class Warp {
+ public:
+  Warp();
+  ~Warp();
+  Warp(const Warp&) = delete;
+  Warp& operator=(const Warp&) = delete;
+
+  void begin();  // by the thread that is the warp from now on
+  void before_store(void* word);
+  void after_load(const void* word) { loaded_.insert(const_cast<void*>(word)); }
+  void fence();
+
+ private:
+  template <void CALL(void*)>
+  void by_fiber(void* word);
+
+  void* const fiber_;
+  char handed_over_ = 0;
+  bool has_fenced_ = false;
+  std::unordered_set<void*> loaded_;  // since the last fence
+};
+
+// Of the calling warp.
+void before_relaxed_store(void* word);  // or read-modify-write
+void after_relaxed_load(const void* word);
+void fence();
+#else
+class Warp {
+ public:
+  void begin() {}
+};
+inline void before_relaxed_store(void*) {}
+inline void after_relaxed_load(const void*) {}
+inline void fence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+#endif
+
+}  // namespace emulation::orders
