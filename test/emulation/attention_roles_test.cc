@@ -253,8 +253,9 @@ std::string run_launches(KeyRank& keys, Rank& rank, const Shape& shape, int laun
   return first;
 }
 
-const std::vector<std::vector<int>> kTopologies = {{0, 1},    {0, 0, 1, 1}, {0, 1, 0, 1},
-                                                   {0, 1, 2}, {0, 0, 0, 1}, {0, 0, 1, 1, 1}};
+// With a sanitizer the first and the fourth.
+const std::vector<std::vector<int>> kTopologies = {{0, 0, 1, 1}, {0, 1},    {0, 1, 0, 1},
+                                                   {0, 0, 0, 1}, {0, 1, 2}, {0, 0, 1, 1, 1}};
 
 }  // namespace
 

@@ -112,8 +112,9 @@ std::string run_launches(ForwardRank& gather, Rank& rank, const Shape& shape, in
   return "";
 }
 
+// With a sanitizer the first and the fourth.
 const std::vector<std::vector<int>> kTopologies = {
-    {0, 1}, {0, 0, 1, 1}, {0, 1, 0, 1}, {0, 1, 2}, {0, 0, 0, 1, 1}};
+    {0, 0, 1, 1}, {0, 1}, {0, 1, 0, 1}, {0, 0, 0, 1, 1}, {0, 1, 2}};
 
 }  // namespace
 

@@ -255,8 +255,9 @@ std::string run_launches(WgradRank& rows, Rank& rank, const WgradShape& shape, i
   return wrong;
 }
 
+// With a sanitizer the first and the fourth.
 const std::vector<std::vector<int>> kTopologies = {
-    {0, 1}, {0, 0, 1, 1}, {0, 1, 0, 1}, {0, 0, 0, 1}, {0, 1, 2, 3}};
+    {0, 0, 1, 1}, {0, 1}, {0, 1, 0, 1}, {0, 0, 0, 1}, {0, 1, 2, 3}};
 
 }  // namespace
 

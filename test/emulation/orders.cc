@@ -7,10 +7,14 @@
 
 #include <cstdint>
 
+#include "warps.h"
+
 namespace emulation::orders {
 namespace {
 
 thread_local Warp* this_warp = nullptr;
+
+unsigned this_lane() { return thread_idx().x % 32; }
 
 }  // namespace
 
@@ -18,8 +22,7 @@ Warp::Warp() : fiber_(__tsan_create_fiber(0)) {}
 Warp::~Warp() { __tsan_destroy_fiber(fiber_); }
 
 void Warp::begin() {
-  loaded_.clear();
-  has_fenced_ = false;
+  lanes_ = {};
   this_warp = this;
 }
 
@@ -33,26 +36,26 @@ __attribute__((noinline, no_sanitize("thread"))) void Warp::by_fiber(void* word)
   __tsan_switch_to_fiber(self, __tsan_switch_to_fiber_no_sync);
 }
 
-void Warp::before_store(void* word) {
-  if (has_fenced_) by_fiber<__tsan_release>(word);
+void Warp::before_store(unsigned lane, void* word) {
+  if (lanes_[lane].has_fenced) by_fiber<__tsan_release>(word);
 }
 
-void Warp::fence() {
-  for (void* word : loaded_) __tsan_acquire(word);
-  loaded_.clear();
-  has_fenced_ = true;
+void Warp::fence(unsigned lane) {
+  for (void* word : lanes_[lane].loaded) __tsan_acquire(word);
+  lanes_[lane].loaded.clear();
+  lanes_[lane].has_fenced = true;
   __tsan_release(&handed_over_);
   by_fiber<__tsan_acquire>(&handed_over_);
 }
 
 void before_relaxed_store(void* word) {
-  if (this_warp != nullptr) this_warp->before_store(word);
+  if (this_warp != nullptr) this_warp->before_store(this_lane(), word);
 }
 void after_relaxed_load(const void* word) {
-  if (this_warp != nullptr) this_warp->after_load(word);
+  if (this_warp != nullptr) this_warp->after_load(this_lane(), word);
 }
 void fence() {
-  if (this_warp != nullptr) this_warp->fence();
+  if (this_warp != nullptr) this_warp->fence(this_lane());
 }
 
 namespace {

@@ -2,7 +2,7 @@
 // CTAs on the host, so that what kernels do beside their products can be tested without a GPU: a warp is a
 // thread, its lanes are coroutines that switch where lanes meet (shuffles, votes, __syncwarp). Lanes that wait
 // for each other in any other way would wait for ever. The memory model is the host's: orders that are missing
-// in a kernel do not show here.
+// in a kernel show under ThreadSanitizer alone (orders.h).
 #pragma once
 
 #include <cstdint>

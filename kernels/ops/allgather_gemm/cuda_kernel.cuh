@@ -467,7 +467,7 @@ __device__ __forceinline__ void run_copy_warp(const RankLaunch& launch, const Cu
   // One push warp a CTA that feeds several peers keeps the links busy; with two the first panels would come
   // later. A unit for one peer takes as long to get away.
   const int num_warps = params.comm.nranks == 2 ? NUM_PUSH_WARPS : 1;
-  if (warp.warp < num_warps && params.schedule.k > 0 && gridDim.x == params.tiles.num_workers)
+  if (warp.warp < num_warps && params.schedule.k > 0 && static_cast<int>(gridDim.x) == params.tiles.num_workers)
     push_beside_product(launch, params, push, warp.warp, num_warps);
   if (params.a_gathered != nullptr) gather_rows(launch, params, warp);
 }
