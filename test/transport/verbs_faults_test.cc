@@ -2,6 +2,8 @@
 // What goes wrong with rc and srd, and the sentence for it: over softnic, which fails as it is told to.
 #include <dirent.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <sstream>
@@ -47,25 +49,49 @@ bool holds_one_of(const std::string& sentence, const std::string& words) {
 }
 
 // Rank 0 puts until its link fails; the failure must name the peer and hold every one of `words`, of which one
-// may be several, separated by '|': any of them will do.
-std::string put_until_failure(Rank& rank, const std::vector<std::string>& words) {
+// may be several, separated by '|': any of them will do. Once puts have arrived rank 1's end may fail first,
+// with rank 0 waiting for it to take more and nothing under way: a communicator would tell rank 0, and here it
+// gives up.
+std::string put_until_failure(Rank& rank, const std::vector<std::string>& words,
+                              std::atomic<bool>& peer_has_failed) {
+  constexpr std::chrono::seconds kOwnFailure{5};
+  if (rank.rank == 1) rank.abort.on_raise([&] { peer_has_failed = true; });
   MK_EXPECT_OK(rank.connect({}));
   auto& memory = rank.make_memory(1 << 16);
   MK_EXPECT_OK(rank.add_region(memory).status());
-  if (rank.rank == 0) {
-    while (rank.post(make_put(1, region_address(0, 0), region_address(0, 0), 1 << 16, 3))) {
-    }
-    MK_EXPECT(rank.abort.raised());
-    MK_EXPECT(rank.failed_peers() == std::vector<int>{1});
-    const std::string sentence = rank.failure();
-    for (const std::string& word : words) {
-      if (!holds_one_of(sentence, word)) return "\"" + word + "\" is not in: " + sentence + "; ";
-    }
-    const mk_status_t code = rank.abort.reason().code();
-    MK_EXPECT(code == MK_ERROR_NETWORK || code == MK_ERROR_REMOTE);
+  if (rank.rank == 1) {
+    MK_EXPECT(rank.barrier());
+    MK_EXPECT(!rank.abort.raised() || rank.failure().find("link to rank 0") != std::string::npos);
+    return "";
   }
+  const Command put = make_put(1, region_address(0, 0), region_address(0, 0), 1 << 16, 3);
+  const auto begin = std::chrono::steady_clock::now();
+  auto since = begin;  // rank 1 has failed and nothing could be posted
+  while (!rank.abort.raised()) {
+    const bool posted = rank.wait([&] { return rank.endpoint->try_post(put); }, std::chrono::milliseconds(100));
+    const auto now = std::chrono::steady_clock::now();
+    if (posted || !peer_has_failed || rank.endpoint->completed() == 0) since = now;
+    if (now > since + kOwnFailure) {
+      MK_EXPECT(rank.barrier());
+      return "";
+    }
+    MK_EXPECT(now < begin + rank.timeout);
+  }
+  MK_EXPECT(rank.failed_peers() == std::vector<int>{1});
+  const std::string sentence = rank.failure();
+  for (const std::string& word : words) {
+    if (!holds_one_of(sentence, word)) return "\"" + word + "\" is not in: " + sentence + "; ";
+  }
+  const mk_status_t code = rank.abort.reason().code();
+  MK_EXPECT(code == MK_ERROR_NETWORK || code == MK_ERROR_REMOTE);
   MK_EXPECT(rank.barrier());
   return "";
+}
+
+std::string fail_link(const FaultCase& fault, const std::vector<std::string>& words) {
+  std::atomic<bool> peer_has_failed{false};
+  return run_ranks(RankKind::threads, fault.get(), kTwoNodes,
+                   [&](Rank& rank) { return put_until_failure(rank, words, peer_has_failed); });
 }
 
 int count_entries(const char* directory) {
@@ -93,9 +119,7 @@ TEST_CASE("every error status of a completion ends the link, with peer, device, 
       const bool is_told = std::string(kind.backend) == "srd" && (status == 10 || status == 21);
       const std::string cause =
           "status " + std::to_string(status) + (is_told ? "|its puts are refused here" : "");
-      CHECK(run_ranks(RankKind::threads, fault.get(), kTwoNodes, [&](Rank& rank) {
-              return put_until_failure(rank, {"rank 0: ", "link to rank 1", "softnic0 port 1", "QP ", cause});
-            }) == "");
+      CHECK(fail_link(fault, {"rank 0: ", "link to rank 1", "softnic0 port 1", "QP ", cause}) == "");
     }
   }
 }
@@ -105,9 +129,7 @@ TEST_CASE("a queue pair or a device that fails by itself is named", "[verbs]") {
     for (const Kind& kind : kKinds) {
       INFO(kind.backend << " on " << kind.softnic << ", " << hazard);
       const FaultCase fault(kind, std::string("MK_SOFTNIC_SEED=9 MK_SOFTNIC_ADVERSITY=") + hazard + "=0.05");
-      CHECK(run_ranks(RankKind::threads, fault.get(), kTwoNodes, [&](Rank& rank) {
-              return put_until_failure(rank, {"rank 0: ", "link to rank 1", "softnic0 port 1"});
-            }) == "");
+      CHECK(fail_link(fault, {"rank 0: ", "link to rank 1", "softnic0 port 1"}) == "");
     }
   }
 }
@@ -117,9 +139,7 @@ TEST_CASE("a port that goes down and stays so is an error within the retry time"
     INFO(kind.backend << " on " << kind.softnic);
     const FaultCase fault(kind, "MK_SOFTNIC_SEED=4 MK_SOFTNIC_ADVERSITY=port_down=0.02");
     const Deadline deadline = Deadline::after(std::chrono::seconds(15));
-    CHECK(run_ranks(RankKind::threads, fault.get(), kTwoNodes, [&](Rank& rank) {
-            return put_until_failure(rank, {"link to rank 1", "softnic0 port 1"});
-          }) == "");
+    CHECK(fail_link(fault, {"link to rank 1", "softnic0 port 1"}) == "");
     CHECK_FALSE(deadline.passed());
   }
 }
@@ -129,9 +149,7 @@ TEST_CASE("a peer that falls silent is an error within the retry time", "[verbs]
     INFO(kind.backend << " on " << kind.softnic);
     const FaultCase fault(kind, "MK_SOFTNIC_SEED=9 MK_SOFTNIC_ADVERSITY=vanish=0.02");
     const Deadline deadline = Deadline::after(std::chrono::seconds(15));
-    CHECK(run_ranks(RankKind::threads, fault.get(), kTwoNodes, [&](Rank& rank) {
-            return put_until_failure(rank, {"link to rank 1", "did not answer within the retry time"});
-          }) == "");
+    CHECK(fail_link(fault, {"link to rank 1", "did not answer within the retry time"}) == "");
     CHECK_FALSE(deadline.passed());
   }
 }
@@ -200,13 +218,9 @@ TEST_CASE("a blocked path and a wrong GID end in words", "[verbs]") {
   for (const Kind& kind : {kKinds[1], kKinds[2]}) {
     INFO(kind.backend << " on " << kind.softnic);
     const FaultCase wrong(kind, "MK_SOFTNIC_WRONG_GID=0");
-    CHECK(run_ranks(RankKind::threads, wrong.get(), kTwoNodes, [&](Rank& rank) {
-            return put_until_failure(rank, {"link to rank 1", "GID"});
-          }) == "");
+    CHECK(fail_link(wrong, {"link to rank 1", "GID"}) == "");
     const FaultCase blocked(kind, "MK_SOFTNIC_BLOCKED=0-0");
-    CHECK(run_ranks(RankKind::threads, blocked.get(), kTwoNodes, [&](Rank& rank) {
-            return put_until_failure(rank, {"link to rank 1", "the path is blocked"});
-          }) == "");
+    CHECK(fail_link(blocked, {"link to rank 1", "the path is blocked"}) == "");
   }
 }
 
