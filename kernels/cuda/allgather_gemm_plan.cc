@@ -28,8 +28,8 @@ constexpr double PUSH_BYTES_PER_US_OF_CTA = 38e3;
 // Those that there are kernels for.
 std::span<const GemmTile> tiles_for(const GemmCall& call, bool is_between_nodes) {
   if (call.mode == MK_ALLGATHER_WGRAD) return WGRAD_TILES;
-  if (call.op == MK_OPERATOR_ALLGATHER_GEMM && !is_between_nodes) return GATHER_TILES;
-  return RANK_GEMM_TILES;
+  if (is_between_nodes) return RANK_GEMM_TILES;
+  return GATHER_TILES;
 }
 
 // CTAs that only push, beside a product of `product_us` in which `bytes` are to go to peers. Between nodes they

@@ -67,11 +67,34 @@ class GatherRank {
     }
   }
 
+  // The caller's gathered rows, if it wants them, as they are before a launch, and what is wrong with them
+  // after.
+  void make_gathered(bool is_wanted, allgather_gemm::CudaParams* params) {
+    params->a_gathered_pitch = params->a_pitch;
+    gathered_.assign(static_cast<size_t>(params->m * params->a_pitch / 2), kNotGathered);
+    if (is_wanted && !gathered_.empty() && params->schedule.k > 0)
+      params->a_gathered = reinterpret_cast<std::byte*>(gathered_.data());
+  }
+  void clear_gathered() { std::fill(gathered_.begin(), gathered_.end(), kNotGathered); }
+  std::string wrong_gathered(const allgather_gemm::CudaParams& params, uint64_t epoch) const {
+    for (int64_t i = 0; params.a_gathered != nullptr && i < static_cast<int64_t>(gathered_.size()); ++i) {
+      const int64_t row = i / (params.a_gathered_pitch / 2), column = i % (params.a_gathered_pitch / 2);
+      const uint16_t right = column < params.schedule.k ? element(epoch, row, column) : kNotGathered;
+      if (gathered_[static_cast<size_t>(i)] != right)
+        return format("launch %llu: gathered row %lld, column %lld is wrong; ", (unsigned long long)epoch,
+                      (long long)row, (long long)column);
+    }
+    return "";
+  }
+
   Rank& rank_;
   EmulatedGpu gpu_;
 
  private:
+  static constexpr uint16_t kNotGathered = 0xbeef;
+
   std::vector<uint16_t> rows_;
+  std::vector<uint16_t> gathered_;
 };
 
 // What a launch leaves behind; "" when it is as it should be.

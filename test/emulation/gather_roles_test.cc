@@ -47,6 +47,7 @@ struct GatherShape {
 class NodeGatherRank : public GatherRank {
  public:
   using GatherRank::GatherRank;
+  using GatherRank::wrong_gathered;
 
   Status set_up() { return GatherRank::set_up(kComputeCtas + kMostPushCtas); }
 
@@ -70,16 +71,13 @@ class NodeGatherRank : public GatherRank {
     }
     params.push_order = {tile_rows, nranks - 1, 2, kColumnTiles, num_early, 1, shares};
     params.piece_rows = 16;
-    gathered_.assign(static_cast<size_t>(shape.rows.m * params.a_pitch / 2), 0xbeef);
-    params.a_gathered_pitch = params.a_pitch;
-    if (shape.gathered && !gathered_.empty() && shape.rows.columns > 0)
-      params.a_gathered = reinterpret_cast<std::byte*>(gathered_.data());
+    make_gathered(shape.gathered, &params);
     return params;
   }
 
   void fill(const CudaParams& params, uint64_t epoch) {
     fill_rows(params, epoch);
-    std::fill(gathered_.begin(), gathered_.end(), 0xbeef);
+    clear_gathered();
   }
 
   // A launch but for its product; what its producers found wrong.
@@ -108,16 +106,6 @@ class NodeGatherRank : public GatherRank {
       launch.end_cta();
     });
     return wrong_;
-  }
-
-  std::string check(const CudaParams& params, uint64_t epoch) const {
-    for (int64_t i = 0; params.a_gathered != nullptr && i < static_cast<int64_t>(gathered_.size()); ++i) {
-      const int64_t row = i / (params.a_gathered_pitch / 2), column = i % (params.a_gathered_pitch / 2);
-      const uint16_t right = column < params.schedule.k ? element(epoch, row, column) : uint16_t{0xbeef};
-      if (gathered_[static_cast<size_t>(i)] != right)
-        return format("gathered row %lld, column %lld is wrong; ", (long long)row, (long long)column);
-    }
-    return "";
   }
 
  private:
@@ -156,7 +144,6 @@ class NodeGatherRank : public GatherRank {
     }
   }
 
-  std::vector<uint16_t> gathered_;
   std::mutex mutex_;
   std::string wrong_;
 };
@@ -169,7 +156,7 @@ std::string run_launches(NodeGatherRank& gather, Rank& rank, const GatherShape& 
     gather.fill(params, epoch);
     const std::string wrong = gather.launch(params, shape.push_ctas, epoch);
     if (std::string text = state_after(gather, rank, params.comm, epoch); !text.empty()) return text;
-    if (first.empty()) first = wrong + gather.check(params, epoch);
+    if (first.empty()) first = wrong + gather.wrong_gathered(params, epoch);
   }
   return first;
 }

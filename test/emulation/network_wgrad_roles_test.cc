@@ -112,17 +112,14 @@ class WgradRank : public GatherRank {
       params.map_last[bank] = slices_map(area + whole * params.max_rows * pitch, 1, params.max_rows,
                                          shape.m - whole * params.max_rows, shape.n, pitch);
     }
-    gathered_.assign(static_cast<size_t>(shape.m * params.a_pitch / 2), 0xbeef);
-    params.a_gathered_pitch = params.a_pitch;
-    if (shape.gathered && shape.m > 0 && shape.n > 0)
-      params.a_gathered = reinterpret_cast<std::byte*>(gathered_.data());
+    make_gathered(shape.gathered, &params);
     return params;
   }
 
   void fill(const NetworkWgradParams& params, uint64_t epoch) {
     fill_rows(params, epoch);
     std::fill(c_.begin(), c_.end(), -1.0f);
-    std::fill(gathered_.begin(), gathered_.end(), 0xbeef);
+    clear_gathered();
     for (size_t i = 0; i < dy_.size(); ++i)
       dy_[i] = static_cast<uint16_t>(epoch * 977 + i * 40503 + static_cast<size_t>(rank_.rank) * 31);
   }
@@ -162,14 +159,7 @@ class WgradRank : public GatherRank {
                     i / static_cast<size_t>(shape.n), i % static_cast<size_t>(shape.n),
                     static_cast<double>(c_[i]), static_cast<double>(expected[i]));
     }
-    for (int64_t i = 0; params.a_gathered != nullptr && i < static_cast<int64_t>(gathered_.size()); ++i) {
-      const int64_t row = i / (params.a_gathered_pitch / 2), column = i % (params.a_gathered_pitch / 2);
-      const uint16_t right = column < shape.n ? element(epoch, row, column) : uint16_t{0xbeef};
-      if (gathered_[static_cast<size_t>(i)] != right)
-        return format("launch %llu: gathered row %lld, column %lld is wrong; ", (unsigned long long)epoch,
-                      (long long)row, (long long)column);
-    }
-    return "";
+    return wrong_gathered(params, epoch);
   }
 
  private:
@@ -237,7 +227,6 @@ class WgradRank : public GatherRank {
   }
 
   std::vector<uint16_t> dy_;
-  std::vector<uint16_t> gathered_;
   std::vector<float> c_;
 };
 

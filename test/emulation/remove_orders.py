@@ -7,7 +7,7 @@ test/emulation, built with ThreadSanitizer, sees it.
 
 Changes the sources that BUILD_FOLDER is made of and puts them back: use a clone. A place is FILE:LINE. What is not
 seen is either not run there (what products do), or protects words that are atomic themselves, or something else
-protects the same data, too. All of it takes an hour or two."""
+protects the same data, too. Each of these takes minutes, for all programs run."""
 import json
 import os
 import pathlib
@@ -76,6 +76,8 @@ def main():
     programs = programs_by_header(build, root)
     if not programs:
         sys.exit(f"{build}: expected programs of test/emulation, built; saw none")
+    if failed := sees(build, sorted(set(sum(programs.values(), [])))):
+        sys.exit(f"{failed}: expected to pass as the sources are; it fails")
     num_seen = num_unseen = 0
     for header in sorted(programs):
         path = pathlib.Path(root, header)
