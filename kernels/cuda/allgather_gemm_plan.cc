@@ -20,6 +20,8 @@ constexpr int MIN_PANEL_STEPS = 4;
 constexpr int64_t MAX_MERGED_ROWS = 256;
 // Few rows: what a rank brings to all is there as soon in one panel, and each takes a flag's latency.
 constexpr double FEW_ROWS_PANEL_BYTES = 512 << 10;
+// Whatever else the L2 holds.
+constexpr int64_t MOST_B_BYTES_IN_L2 = 64 << 20;
 // Up to so many bytes leave from the CTAs that compute, whatever the product.
 constexpr double FEW_BYTES = 2200000;
 // Of a CTA that does nothing but push, with all others at it.
@@ -250,6 +252,8 @@ Status plan_gather(const GemmCall& call, int rank, int nranks, int num_sms, cons
     const double bytes = static_cast<double>(max_rows * call.k * 2) * (to.merged ? nranks : nranks - 1);
     choose_late_workers(call, to.merged ? call.m : max_rows, bytes, num_sms, to);
   }
+  to.awaits_all_rows = to.merged && !has_clusters && !to.is_between_nodes && to.tile_rows > 1 &&
+                       call.n * call.k * 2 > MOST_B_BYTES_IN_L2;
   to.area_bytes = call.m * round_up(call.k * 2, 16);
   fill_public_plan(call, nranks, num_sms, to);
   return plan_chunks(call, rank, nranks, to);

@@ -28,6 +28,7 @@ struct alignas(128) PushStorage {
   static constexpr int PIECE_BYTES = PIECE_BYTES_;
   uint8_t bytes[NUM_WARPS][PUSH_STAGES][PIECE_BYTES];
   uint64_t loaded[NUM_WARPS][PUSH_STAGES];
+  uint64_t begun;  // for who waits for it: all warps have asked for their first pieces, or have none
 };
 
 // By one thread, before a fence.mbarrier_init and a CTA-wide barrier.
@@ -36,6 +37,7 @@ __device__ __forceinline__ void push_init(Storage& storage) {
   for (auto& warp : storage.loaded) {
     for (uint64_t& loaded : warp) ptx::mbarrier_init(&loaded, 1);
   }
+  ptx::mbarrier_init(&storage.begun, Storage::NUM_WARPS);
 }
 
 // A CTA that only pushes: all of its warps, but the last, which signals.
@@ -67,6 +69,13 @@ __device__ __forceinline__ void push_cta_end(PushCtaStorage<NUM_THREADS>& storag
   for (auto& warp : storage.push.loaded) {
     for (uint64_t& loaded : warp) ptx::mbarrier_inval(&loaded);
   }
+  ptx::mbarrier_inval(&storage.push.begun);
+}
+
+// By a warp of the same CTA that has nothing to push.
+template <class Storage>
+__device__ __forceinline__ void push_nothing(Storage& storage) {
+  if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&storage.begun);
 }
 
 // A push warp's side of it. All functions are called by the whole warp.
@@ -76,7 +85,7 @@ class BulkPush {
   static constexpr int PIECE_BYTES = Storage::PIECE_BYTES;
 
   __device__ BulkPush(Storage& storage, int warp)
-      : buffers_(storage.bytes[warp]), loaded_(storage.loaded[warp]) {}
+      : buffers_(storage.bytes[warp]), loaded_(storage.loaded[warp]), begun_(storage.begun) {}
 
   // Moves the pieces that next(&piece) gives until it answers false; each is loaded while the one before is
   // being stored. load(piece, buffer, loaded) asks for it, every lane for its part; store(piece, buffer) asks
@@ -107,6 +116,12 @@ class BulkPush {
     __syncwarp();
   }
 
+  // The first piece has been asked for, or there is none.
+  __device__ __forceinline__ void tell_begun() {
+    if (!has_told_ && threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&begun_);
+    has_told_ = true;
+  }
+
  private:
   static_assert(PUSH_STAGES == 2);
 
@@ -119,6 +134,8 @@ class BulkPush {
 
   uint8_t (&buffers_)[PUSH_STAGES][PIECE_BYTES];
   uint64_t (&loaded_)[PUSH_STAGES];
+  uint64_t& begun_;
+  bool has_told_ = false;
   uint32_t phases_ = 0;
   int stage_ = 0;
 };

@@ -72,9 +72,17 @@ int64_t loaded_a_rows(const GemmShape& shape, const GemmPlan& plan) {
   return std::min<int64_t>(plan.block_m, ceil_divide(shape.m, 8) * 8);
 }
 
+// With more rows, products are not bound by the weights.
+constexpr int FEW_ROWS_OF_CUT_TILES = 256;
+
 double memory_us(const GemmShape& shape, const GemmPlan& plan) {
-  const double bytes = 2.0 * (double(shape.m) * shape.k + double(shape.k) * shape.n) +
-                       (shape.out_type == GemmType::fp32 ? 4.0 : 2.0) * shape.m * shape.n;
+  double bytes = 2.0 * (double(shape.m) * shape.k + double(shape.k) * shape.n) +
+                 (shape.out_type == GemmType::fp32 ? 4.0 : 2.0) * shape.m * shape.n;
+  // Tiles of the same columns of B that are cut are not at the same k at the same time, and each reads its own.
+  if (shape.m <= FEW_ROWS_OF_CUT_TILES) {
+    const double rows_of_tiles = ceil_divide(shape.m, plan.block_m);
+    bytes += 2.0 * shape.k * plan.block_n * plan.num_streamk_tiles * (1 - 1 / rows_of_tiles);
+  }
   const bool splits_lines = !shape.b_transposed && plan.block_n % 64 != 0;
   return bytes * (splits_lines ? SPLIT_LINES_FACTOR : 1.0) / HBM_BYTES_PER_US /
          std::min(1.0, plan.num_ctas() / CTAS_TO_FILL_HBM);

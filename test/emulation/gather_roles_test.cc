@@ -34,7 +34,8 @@ constexpr int kComputeCtas = 4;
 constexpr int kMostPushCtas = 2;
 constexpr int kColumnTiles = 2;
 
-enum class Tiles { of_sources, merged, shared };
+// waiting: merged, and each for all rows.
+enum class Tiles { of_sources, merged, waiting, shared };
 
 struct GatherShape {
   Shape rows;
@@ -55,7 +56,8 @@ class NodeGatherRank : public GatherRank {
     CudaParams params{};
     describe(shape.rows, &params);
     const int nranks = params.comm.nranks;
-    params.merged = shape.tiles == Tiles::merged;
+    params.awaits_all_rows = shape.tiles == Tiles::waiting;
+    params.merged = shape.tiles == Tiles::merged || params.awaits_all_rows;
     const auto tile_rows =
         static_cast<int>(ceil_div(params.merged ? shape.rows.m : params.max_rows, EmulatedConfig::BLOCK_M));
     params.order = {std::max(1, tile_rows), params.merged ? 0 : nranks - 1};
@@ -69,7 +71,8 @@ class NodeGatherRank : public GatherRank {
       params.late_tiles.num_workers += shape.push_ctas;
       params.late_tiles.late_tile = num_early;
     }
-    params.push_order = {tile_rows, nranks - 1, 2, kColumnTiles, num_early, 1, shares};
+    params.push_units = make_push_units(params, {tile_rows, nranks - 1, 2, kColumnTiles, num_early, 1, shares},
+                                        shape.push_ctas > 0 ? PUSH_CTA_PIECE_BYTES : PUSH_PIECE_BYTES);
     params.piece_rows = 16;
     make_gathered(shape.gathered, &params);
     return params;
@@ -180,6 +183,7 @@ TEST_CASE("inside a node a tile's rows are there when its panels have been waite
                    GatherShape{{37, 200, 32, 2}, 0, false, Tiles::merged, true},
                    GatherShape{{130, 72}, 1, false, Tiles::merged, false},
                    GatherShape{{3, 24}, 0, false, Tiles::merged, true},
+                   GatherShape{{150, 520, 32, 2}, 0, false, Tiles::waiting, true},
                    GatherShape{{1, 600, 32, 4}, 0, false, Tiles::of_sources, true},
                    GatherShape{{0, 64}, 0, false, Tiles::of_sources, false},
                    GatherShape{{70, 0}, 1, false, Tiles::of_sources, true},

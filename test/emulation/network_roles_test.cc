@@ -42,7 +42,7 @@ class ForwardRank : public GatherRank {
   NetworkParams params(const Shape& shape) {
     NetworkParams params{};
     describe(shape, &params);
-    params.push_order = {4, 2, 3, 3, 5};
+    params.push_units = make_push_units(params, {4, 2, 3, 3, 5}, PUSH_CTA_PIECE_BYTES);
     return params;
   }
   void fill(const NetworkParams& params, uint64_t epoch) { fill_rows(params, epoch); }

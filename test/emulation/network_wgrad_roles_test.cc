@@ -88,7 +88,8 @@ class WgradRank : public GatherRank {
              &params);
     const RankComm& comm = params.comm;
     const int64_t pitch = static_cast<int64_t>(params.schedule.row_pitch());
-    params.push_order = {0, 1, 1, 1, 1};
+    params.push_units =
+        make_push_units(params, {0, 1, 1, 1, 1}, shape.push_ctas > 0 ? PUSH_CTA_PIECE_BYTES : PUSH_PIECE_BYTES);
     params.wgrad_order = WgradOrder::of(shape.m, comm.rank, comm.nranks, shape.aligned);
     params.far_order = params.wgrad_order.turns(comm.order.num_local);
     params.c_rows = static_cast<int>(shape.k);

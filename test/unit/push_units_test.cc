@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <tuple>
 #include <vector>
 
 #include "test/support/catch.h"
@@ -143,5 +144,20 @@ TEST_CASE("a rank whose only chunk is short has no units without rows") {
     const Shape shape = {rows, 16384, 16384, 4096};
     PushUnits units(ORDER, shape.rows, CHUNK_ROWS, shape.row_bytes, shape.panel_bytes, shape.buffer_bytes);
     CHECK(static_cast<size_t>(units.size()) == units_of(shape).size());
+  }
+}
+
+TEST_CASE("units of another number of rows are those that it would have had") {
+  const Shape shape = {300, 16384, 4096, 4096};
+  const PushUnits made(ORDER, shape.rows, CHUNK_ROWS, shape.row_bytes, shape.panel_bytes, shape.buffer_bytes);
+  for (const int rows : {0, 8, 128, 1000}) {
+    PushUnits one = made.of_rows(rows);
+    PushUnits other(ORDER, rows, CHUNK_ROWS, shape.row_bytes, shape.panel_bytes, shape.buffer_bytes);
+    REQUIRE(one.size() == other.size());
+    for (int i = 0; i < one.size(); ++i) {
+      const PushUnit a = one.at(i), b = other.at(i);
+      CHECK(std::tie(a.panel, a.chunk, a.row, a.num_rows, a.column, a.num_bytes) ==
+            std::tie(b.panel, b.chunk, b.row, b.num_rows, b.column, b.num_bytes));
+    }
   }
 }

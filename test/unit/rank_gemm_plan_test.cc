@@ -835,3 +835,18 @@ TEST_CASE("between two ranks all CTAs push beside a product of few waves") {
   CHECK(plan_of(make_call(MK_OPERATOR_ALLGATHER_GEMM, 8192, 4096, 8192), 0, 2).plan.copy_ctas > 0);
   CHECK(plan_of(make_call(MK_OPERATOR_ALLGATHER_GEMM, 4096, 5120, 8192), 0, 4).plan.copy_ctas > 0);
 }
+
+TEST_CASE("few rows and weights that the L2 does not hold: whole tiles, which begin together") {
+  const auto planned = [](int64_t m, int64_t n, int64_t k) {
+    return plan_of(make_call(MK_OPERATOR_ALLGATHER_GEMM, m, n, k), 0, 2);
+  };
+  const RankGemmPlan large = planned(256, 28672, 8192);
+  CHECK(large.merged);
+  CHECK(large.tile_rows == 2);
+  CHECK(large.gemm.num_streamk_tiles == 0);
+  CHECK(large.awaits_all_rows);
+  CHECK(planned(256, 14336, 8192).awaits_all_rows);
+  CHECK(!planned(64, 28672, 8192).awaits_all_rows);    // one row of tiles
+  CHECK(!planned(256, 8192, 2048).awaits_all_rows);    // weights that stay
+  CHECK(!planned(1024, 28672, 8192).awaits_all_rows);  // tiles of one source
+}

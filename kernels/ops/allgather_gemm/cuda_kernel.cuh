@@ -64,14 +64,15 @@ template <int BLOCK_M>
 __device__ __forceinline__ void wait_panel(const RankLaunch& launch, const CudaParams& params,
                                            const SourceTile& tile, int panel) {
   const Schedule& schedule = params.schedule;
-  const int last_row = min(tile.begin + BLOCK_M, tile.end) - 1;
-  const int first_source = tile.source >= 0 ? tile.source : tile.begin / params.max_rows;
+  const int first_row = params.awaits_all_rows ? 0 : tile.begin;
+  const int last_row = params.awaits_all_rows ? params.m - 1 : min(tile.begin + BLOCK_M, tile.end) - 1;
+  const int first_source = tile.source >= 0 ? tile.source : first_row / params.max_rows;
   const int last_source = tile.source >= 0 ? tile.source : last_row / params.max_rows;
   const int chunk_rows = static_cast<int>(schedule.chunk_rows);
   const bool has_many = last_source > first_source + 1;
   for (int source = first_source; source <= last_source; ++source) {
     const int begin = source * params.max_rows;
-    const int first = max(tile.begin - begin, 0);
+    const int first = max(first_row - begin, 0);
     const int last = min(last_row - begin, rows_of(params, source) - 1);
     for (int chunk = first / chunk_rows; chunk <= last / chunk_rows; ++chunk) {
       const int flag = schedule.flag(source, chunk) * params.num_panels + panel;
@@ -136,8 +137,16 @@ __device__ __forceinline__ CtasInStep ctas_in_step(const Params& params) {
           Config::IS_LARGE && static_cast<int>(blockIdx.x) < num_ctas ? params.tiles.near_k_steps() : 0};
 }
 
+// By a producer before it fills its stages, where what is in them waits for rows of all ranks: the copy engine
+// does one thing after the other, and this CTA's first rows are not to wait for 5 to 8 us of loads. (Not their
+// stores as well: that was no better.)
+template <class Storage>
+__device__ __forceinline__ void await_pushes(const CudaParams& params, Storage& push) {
+  if (static_cast<int>(blockIdx.x) < params.tiles.num_workers) mbarrier_wait(&push.begun, 0);
+}
+
 template <class Config, class Params>
-__device__ __forceinline__ void produce(const RankLaunch& launch, MainloopStorage<Config>& smem,
+__device__ __forceinline__ void produce(const RankLaunch& launch, RankGemmStorage<Config>& smem,
                                         const Params& params) {
   GatheredMap map_gathered(launch, params);
   ptx::prefetch_tensormap(&params.load.map_a);
@@ -160,22 +169,18 @@ __device__ __forceinline__ void produce(const RankLaunch& launch, MainloopStorag
     };
     if (work.ordinal > 0) in_step.await_others(work.ordinal);
     const int first_row = is_own ? tile.first_row : tile.begin;
+    if (work.ordinal == 0 && params.merged) await_pushes(params, smem.push);
     if (work.ordinal == 0 && !is_own) {
       const int map = map_gathered.get(launch);
-      load_first_tile<Config>(smem, stages, params.load, &params.map_gathered[map], first_row, work, waits);
+      load_first_tile<Config>(smem.mainloop, stages, params.load, &params.map_gathered[map], first_row, work,
+                              waits);
     } else {
       const CUtensorMap* map_a = is_own ? &params.load.map_a : &params.map_gathered[map_gathered.get(launch)];
-      load_tile<Config>(smem, stages, params.load, map_a, first_row, work, waits);
+      load_tile<Config>(smem.mainloop, stages, params.load, map_a, first_row, work, waits);
     }
     tracer.end();
   }
   in_step.leave();
-}
-
-__device__ __forceinline__ PushUnits push_units(const CudaParams& params, int buffer_bytes) {
-  return PushUnits(params.push_order, rows_of(params, params.comm.rank),
-                   static_cast<int>(params.schedule.chunk_rows), static_cast<int>(params.schedule.k) * 2,
-                   params.panel_steps * 128, buffer_bytes);
 }
 
 // A unit that has arrived at all peers, as noted.
@@ -221,7 +226,7 @@ __device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaPa
   const bool writes_outputs = launch.writes_outputs();
   const auto pitch =
       writes_outputs ? params.a_gathered_pitch : static_cast<int64_t>(params.schedule.row_pitch());
-  PushUnits units = push_units(params, Storage::PIECE_BYTES);
+  PushUnits units = params.push_units;
   const Tracer tracer(params.comm.trace, trace_track());
   const auto take_ticket = [&] {
     return lane == 0 ? tickets.num_dealt + static_cast<int>(atomicAdd(&params.comm.state->push_ticket, 1u)) : 0;
@@ -245,10 +250,13 @@ __device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaPa
       [&](const PushUnit& unit, uint8_t* buffer, uint64_t* loaded) {
         if (lane == 0) ptx::mbarrier_arrive_expect_tx(loaded, unit.num_rows * unit.num_bytes);
         __syncwarp();
-        if (lane >= unit.num_rows) return;
-        ptx::cp_async_bulk_shared_global(buffer + lane * unit.num_bytes,
-                                         params.a + (unit.row + lane) * params.a_pitch + unit.column,
-                                         unit.num_bytes, loaded);
+        if (lane < unit.num_rows) {
+          ptx::cp_async_bulk_shared_global(buffer + lane * unit.num_bytes,
+                                           params.a + (unit.row + lane) * params.a_pitch + unit.column,
+                                           unit.num_bytes, loaded);
+        }
+        __syncwarp();
+        push.tell_begun();
       },
       [&](const PushUnit& unit, const uint8_t* buffer) {
         tracer.begin(TraceKind::copy, unit.chunk);
@@ -275,6 +283,7 @@ __device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaPa
         }
         tracer.end();
       });
+  push.tell_begun();
   if (has_last) {
     push.template complete<0>();
     done(last);
@@ -298,7 +307,7 @@ __device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaPa
 template <class Storage>
 __device__ __forceinline__ void push_beside_product(const RankLaunch& launch, const CudaParams& params,
                                                     Storage& storage, int warp, int num_warps) {
-  const PushUnits units = push_units(params, Storage::PIECE_BYTES);
+  const PushUnits& units = params.push_units;
   const PushTickets tickets = {warp * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x),
                                num_warps * static_cast<int>(gridDim.x)};
   push_rows(launch, params, storage, warp, tickets, 1, [&](uint64_t note) {
@@ -332,7 +341,7 @@ __device__ __forceinline__ void run_push_cta(const RankLaunch& launch, const Cud
     push_rows(launch, params, storage.push, warp, tickets, 0, [&](uint64_t note) { notes.add(note); });
     notes.end();
   } else {
-    const PushUnits units = push_units(params, PUSH_CTA_PIECE_BYTES);
+    const PushUnits& units = params.push_units;
     send_signals(
         storage.signals,
         [&](uint64_t note, uint32_t* expected) { return count_of(params, units, note, expected); },
@@ -467,8 +476,12 @@ __device__ __forceinline__ void run_copy_warp(const RankLaunch& launch, const Cu
   // One push warp a CTA that feeds several peers keeps the links busy; with two the first panels would come
   // later. A unit for one peer takes as long to get away.
   const int num_warps = params.comm.nranks == 2 ? NUM_PUSH_WARPS : 1;
-  if (warp.warp < num_warps && params.schedule.k > 0 && static_cast<int>(gridDim.x) == params.tiles.num_workers)
+  if (warp.warp < num_warps && params.schedule.k > 0 &&
+      static_cast<int>(gridDim.x) == params.tiles.num_workers) {
     push_beside_product(launch, params, push, warp.warp, num_warps);
+  } else if (warp.pushes()) {
+    push_nothing(push);
+  }
   if (params.a_gathered != nullptr) gather_rows(launch, params, warp);
 }
 
@@ -491,7 +504,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   if (threadIdx.x == 0) storage_init(smem);
   __syncthreads();
   run_roles<Config>(
-      num_early, [&] { produce<Config>(launch, smem.mainloop, params); },
+      num_early, [&] { produce<Config>(launch, smem, params); },
       [&](const CopyWarp& warp) {
         if (static_cast<int>(blockIdx.x) < warp.num_ctas) run_copy_warp(launch, params, smem.push, warp);
       },

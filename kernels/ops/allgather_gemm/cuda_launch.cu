@@ -66,6 +66,11 @@ PeerOutput gathered_output(const GemmCall& call) {
 // One chunk after the other, all its panels.
 constexpr PushOrder CHUNK_BY_CHUNK = {0, 1, 1, 1, 1};
 
+// Of a CTA that does nothing but push, where there are some.
+int push_buffer_bytes(const RankGemmPlan& plan) {
+  return plan.plan.copy_ctas > 0 ? PUSH_CTA_PIECE_BYTES : PUSH_PIECE_BYTES;
+}
+
 // Ranks that take turns, after this one, in what it computes first.
 int num_in_turn(const RankGemmPlan& plan, const RankComm& comm) {
   if (plan.merged) return 0;
@@ -94,13 +99,15 @@ class ForwardLaunchOf : public RankGemmLaunch {
     params_.late_tiles = late_tiles_of(params_.tiles, plan);
     params_.order = {std::max(1, plan.tile_rows), num_in_turn(plan, comm)};
     const int chunk_rows = plan.plan.chunk_rows, block_m = plan.gemm.block_m;
-    params_.push_order = {plan.merged ? 0 : params_.order.tile_rows,
-                          std::max(1, params_.order.num_in_turn) * std::max(1, chunk_rows / block_m),
-                          params_.tiles.group_m,
-                          std::max(1, params_.tiles.num_n_tiles),
-                          params_.tiles.num_workers,
-                          std::max(1, block_m / chunk_rows),
-                          plan.shares_tiles};
+    params_.awaits_all_rows = plan.awaits_all_rows;
+    const PushOrder order = {plan.merged ? 0 : params_.order.tile_rows,
+                             std::max(1, params_.order.num_in_turn) * std::max(1, chunk_rows / block_m),
+                             params_.tiles.group_m,
+                             std::max(1, params_.tiles.num_n_tiles),
+                             params_.tiles.num_workers,
+                             std::max(1, block_m / chunk_rows),
+                             plan.shares_tiles};
+    params_.push_units = make_push_units(params_, order, push_buffer_bytes(plan));
   }
 
   bool fill_maps(const GemmCall& call, const RankGemmPlan& plan) {
@@ -171,7 +178,7 @@ class NetworkForwardLaunch final : public ForwardLaunchOf<NetworkParams> {
                         RANK_GEMM_TILES, plan.gemm, call.b_layout == MK_LAYOUT_NK),
             NUM_NETWORK_CTAS, call, plan, comm) {
     // The network takes chunks whole, and the first one soon.
-    params_.push_order = CHUNK_BY_CHUNK;
+    params_.push_units = make_push_units(params_, CHUNK_BY_CHUNK, push_buffer_bytes(plan));
     params_.far_order = {params_.order.tile_rows, 0, 0};
     if (plan.merged) return;
     params_.far_order.num_near = comm.order.num_local - 1;
@@ -201,7 +208,7 @@ class WgradLaunchOf : public RankGemmLaunch {
                      plan.gemm.group_m,
                      true};
     params_.order = {1, 0};
-    params_.push_order = CHUNK_BY_CHUNK;
+    params_.push_units = make_push_units(params_, CHUNK_BY_CHUNK, push_buffer_bytes(plan));
   }
 
   bool fill_maps(const GemmCall& call, const RankGemmPlan& plan) {

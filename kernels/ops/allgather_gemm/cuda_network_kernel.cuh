@@ -151,10 +151,7 @@ __device__ __forceinline__ void forward_rows(const RankLaunch& launch, const Cud
   const int rank = params.comm.rank;
   const int lane = threadIdx.x % 32;
   const auto pitch = static_cast<int64_t>(params.schedule.row_pitch());
-  const PushUnits units(params.push_order, params.max_rows, static_cast<int>(params.schedule.chunk_rows),
-                        static_cast<int>(params.schedule.k) * 2, params.panel_steps * 128,
-                        Storage::PIECE_BYTES);
-  ForwardUnits forwards(units, order.num_relayed);
+  ForwardUnits forwards(params.push_units.of_rows(params.max_rows), order.num_relayed);
   while (true) {
     int index = lane == 0 ? static_cast<int>(atomicAdd(&params.comm.state->gather_ticket, 1u)) : 0;
     index = __shfl_sync(~0u, index, 0);
@@ -220,7 +217,7 @@ __device__ __forceinline__ void push_and_forward(const RankLaunch& launch, const
 template <class Storage>
 __device__ __forceinline__ void push_beside_network_product(const RankLaunch& launch, const CudaParams& params,
                                                             Storage& storage) {
-  const PushUnits units = push_units(params, Storage::PIECE_BYTES);
+  const PushUnits& units = params.push_units;
   push_and_forward(launch, params, storage, 0, [&](uint64_t note) {
     if (threadIdx.x % 32 == 0) {
       uint32_t expected = 0;
@@ -248,7 +245,7 @@ __device__ __forceinline__ void run_network_push_cta(const RankLaunch& launch, c
     push_and_forward(launch, params, storage.push, warp, [&](uint64_t note) { notes.add(note); });
     notes.end();
   } else {
-    const PushUnits units = push_units(params, PUSH_CTA_PIECE_BYTES);
+    const PushUnits& units = params.push_units;
     send_signals(
         storage.signals,
         [&](uint64_t note, uint32_t* expected) { return count_of_source(params, units, note, expected); },
@@ -261,8 +258,11 @@ template <class Config, class Params>
 __device__ __forceinline__ void run_network_copy_warp(const RankLaunch& launch, const Params& params,
                                                       RankGemmStorage<Config>& smem, const CopyWarp& warp) {
   const bool has_push_ctas = static_cast<int>(gridDim.x) > params.tiles.num_workers + NUM_NETWORK_CTAS;
-  if (warp.warp == 0 && params.schedule.k > 0 && !has_push_ctas)
+  if (warp.warp == 0 && params.schedule.k > 0 && !has_push_ctas) {
     push_beside_network_product(launch, params, smem.push);
+  } else if (warp.pushes()) {
+    push_nothing(smem.push);
+  }
   if (params.a_gathered != nullptr) gather_rows(launch, params, warp);
 }
 
@@ -304,7 +304,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   if (threadIdx.x == 0) storage_init(smem);
   __syncthreads();
   run_roles<Config>(
-      num_workers, [&] { produce<Config>(launch, smem.mainloop, params); },
+      num_workers, [&] { produce<Config>(launch, smem, params); },
       [&](const CopyWarp& warp) { run_network_copy_warp(launch, params, smem, warp); },
       [&](int warpgroup) {
         RankTileCursor tiles(params.tiles, blockIdx.x, tile_order(params));

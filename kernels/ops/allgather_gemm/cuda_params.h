@@ -4,6 +4,8 @@
 
 #include <cuda.h>
 
+#include <algorithm>
+
 #include "kernels/device/gemm_epilogue_params.h"
 #include "kernels/device/load_params.h"
 #include "kernels/device/rank_comm.h"
@@ -30,7 +32,10 @@ struct CudaParams {
   // Few rows: tiles run across the borders of sources, and this rank's own rows go through the receive area,
   // too.
   bool merged;
-  PushOrder push_order;
+  // Merged, and B is more than the L2 holds: tiles of the same columns are computed at the same time, and begin
+  // when all of their rows are there.
+  bool awaits_all_rows;
+  PushUnits push_units;
   // A chunk travels in panels of columns, each with a flag of its own, together with the others that are
   // computed at the same time: their tiles then compute along with the arrival, and not one after another.
   int num_panels;
@@ -42,6 +47,15 @@ struct CudaParams {
   std::byte* a_gathered;  // or null
   int64_t a_gathered_pitch;
 };
+
+// How this rank's rows go to the others, through buffers of `buffer_bytes`. What a kernel is given need not be
+// worked out before its first load.
+inline PushUnits make_push_units(const CudaParams& params, const PushOrder& order, int buffer_bytes) {
+  if (params.schedule.k == 0) return {};
+  const int rows = std::max(0, std::min(params.max_rows, params.m - params.comm.rank * params.max_rows));
+  return PushUnits(order, rows, static_cast<int>(params.schedule.chunk_rows),
+                   static_cast<int>(params.schedule.k) * 2, params.panel_steps * 128, buffer_bytes);
+}
 
 // Between nodes.
 struct NetworkParams : CudaParams {

@@ -24,7 +24,7 @@ struct SplitStorage {
 };
 
 template <class Config>
-__device__ __forceinline__ void produce_split(const RankLaunch& launch, MainloopStorage<Config>& smem,
+__device__ __forceinline__ void produce_split(const RankLaunch& launch, SplitStorage<Config>& smem,
                                               const CudaParams& params, const TileWork& work) {
   GatheredMap map_gathered(launch, params);
   ptx::prefetch_tensormap(&params.load.map_b);
@@ -33,8 +33,9 @@ __device__ __forceinline__ void produce_split(const RankLaunch& launch, Mainloop
   const Tracer tracer(params.comm.trace, TRACE_LOAD);
   tracer.begin(TraceKind::load, trace_tile(work));
   StageCursor<Config::NUM_STAGES> stages;
-  load_first_tile<Config>(smem, stages, params.load, &params.map_gathered[map_gathered.get(launch)], first_row,
-                          work, PanelWaits<Config::BLOCK_M, CudaParams>(launch, params, tile, work));
+  await_pushes(params, smem.push);
+  load_first_tile<Config>(smem.mainloop, stages, params.load, &params.map_gathered[map_gathered.get(launch)],
+                          first_row, work, PanelWaits<Config::BLOCK_M, CudaParams>(launch, params, tile, work));
   tracer.end();
 }
 
@@ -57,7 +58,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   const SplitPlace<Config> place;
   const TileWork work = split_work(params.tiles, place, params.num_split_ctas);
   run_roles<Config>(
-      gridDim.x, [&] { produce_split<Config>(launch, smem.mainloop, params, work); },
+      gridDim.x, [&] { produce_split<Config>(launch, smem, params, work); },
       [&](const CopyWarp& warp) { run_copy_warp(launch, params, smem.push, warp); },
       [&](int warpgroup) {
         consume_split<Config>(smem.mainloop, smem.epilogue,

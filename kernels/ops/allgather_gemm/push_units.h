@@ -44,6 +44,7 @@ class PushUnits {
  public:
   static constexpr int MAX_UNIT_ROWS = 32;  // a lane each
 
+  PushUnits() = default;
   // Rows of `row_bytes`, panels of `panel_bytes`, buffers of `buffer_bytes`; `chunk_rows` a multiple of
   // MAX_UNIT_ROWS.
   MK_HOST_DEVICE PushUnits(const PushOrder& order, int rows, int chunk_rows, int row_bytes, int panel_bytes,
@@ -54,6 +55,7 @@ class PushUnits {
         num_chunks_((rows + chunk_rows - 1) / chunk_rows),
         row_bytes_(row_bytes),
         panel_bytes_(panel_bytes < row_bytes ? panel_bytes : row_bytes),
+        buffer_bytes_(buffer_bytes),
         unit_columns_(panel_bytes_ < buffer_bytes ? panel_bytes_ : buffer_bytes) {
     const int padded = (unit_columns_ + 15) / 16 * 16;
     while (unit_rows_ < MAX_UNIT_ROWS && 2 * unit_rows_ * padded <= buffer_bytes) unit_rows_ *= 2;
@@ -62,6 +64,12 @@ class PushUnits {
     const int most_rows = num_chunks_ == 1 ? rows : chunk_rows_;
     per_chunk_ = (most_rows + unit_rows_ - 1) / unit_rows_ * units_across_;
     num_panels_ = (row_bytes_ + panel_bytes_ - 1) / panel_bytes_;
+    end_chunk_ = end_of_wave(0);
+  }
+
+  // The same for another number of rows.
+  MK_HOST_DEVICE PushUnits of_rows(int rows) const {
+    return PushUnits(order_, rows, chunk_rows_, row_bytes_, panel_bytes_, buffer_bytes_);
   }
 
   MK_HOST_DEVICE int size() const { return num_chunks_ * num_panels_ * per_chunk_; }
@@ -70,9 +78,8 @@ class PushUnits {
   MK_HOST_DEVICE PushUnit at(int index) {
     PushUnit unit;
     while (index >= end_chunk_ * num_panels_ * per_chunk_) {
-      first_chunk_ = end_chunk_++;
-      const int wave = order_.wave_of(first_chunk_);
-      while (end_chunk_ < num_chunks_ && order_.wave_of(end_chunk_) == wave) ++end_chunk_;
+      first_chunk_ = end_chunk_;
+      end_chunk_ = end_of_wave(first_chunk_);
     }
     const int per_panel = (end_chunk_ - first_chunk_) * per_chunk_;
     index -= first_chunk_ * num_panels_ * per_chunk_;
@@ -104,18 +111,27 @@ class PushUnits {
   MK_HOST_DEVICE static int max_of(int a, int b) { return a > b ? a : b; }
 
  private:
-  const PushOrder order_;
-  const int rows_;
-  const int chunk_rows_;
-  const int num_chunks_;
-  const int row_bytes_;
-  const int panel_bytes_;
-  const int unit_columns_;  // in bytes
+  // Behind the last of those chunks that are wanted with `first`.
+  MK_HOST_DEVICE int end_of_wave(int first) const {
+    const int wave = order_.wave_of(first);
+    int end = first + 1;
+    while (end < num_chunks_ && order_.wave_of(end) == wave) ++end;
+    return end;
+  }
+
+  PushOrder order_{};
+  int rows_ = 0;
+  int chunk_rows_ = 0;
+  int num_chunks_ = 0;
+  int row_bytes_ = 0;
+  int panel_bytes_ = 0;
+  int buffer_bytes_ = 0;
+  int unit_columns_ = 0;  // in bytes
   int unit_rows_ = 1;
-  int units_across_;
-  int per_chunk_;
-  int num_panels_;
-  int first_chunk_ = 0;  // of the wave that at() is in
+  int units_across_ = 0;
+  int per_chunk_ = 0;
+  int num_panels_ = 0;
+  int first_chunk_ = 0;  // of the wave that at() is in; the first is known from the beginning
   int end_chunk_ = 0;
 };
 
