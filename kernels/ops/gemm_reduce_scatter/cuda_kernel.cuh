@@ -450,6 +450,7 @@ __device__ __forceinline__ void push_tiles(const RankLaunch& launch, const CudaP
     const int num_rows = min(Config::BLOCK_M, rows_of(params, owner) - place.row);
     const int slot = work.ordinal % NUM_STAGED_TILES;
     mbarrier_wait(&smem.staged_full[slot], work.ordinal / NUM_STAGED_TILES % 2);
+    __syncwarp();  // all lanes have seen this phase before one lets the next begin
     if (owner == rank && params.reduction != Reduction::two_shot) {
       if (lane == 0) ptx::mbarrier_arrive(&smem.staged_empty[slot]);
       continue;

@@ -313,6 +313,7 @@ __device__ __forceinline__ void push_to_node(const RankLaunch& launch, const Net
     const int num_rows = min(Config::BLOCK_M, rows_of(params, owner) - place.index * Config::BLOCK_M);
     const int slot = work.ordinal % NUM_STAGED_TILES;
     mbarrier_wait(&smem.staged_full[slot], work.ordinal / NUM_STAGED_TILES % 2);
+    __syncwarp();  // as inside a node
     const Tracer tracer(params.comm.trace, TRACE_COPY + warp);
     tracer.begin(TraceKind::copy, trace_tile(work), owner);
     if (owner == rank && is_pushed) {
