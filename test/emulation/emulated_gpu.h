@@ -113,4 +113,13 @@ class EmulatedGpu {
   std::string sentence_;
 };
 
+// What a launch leaves behind; "" when it is as it should be.
+inline std::string state_after(EmulatedGpu& gpu, const RankComm& comm, uint64_t epoch) {
+  if (const std::string sentence = gpu.sentence(); !sentence.empty()) return sentence + "; ";
+  MK_EXPECT(gpu.epoch() == epoch && gpu.is_idle());
+  MK_EXPECT(EmulatedGpu::is_clean(*comm.state));
+  MK_EXPECT(gpu.rank().endpoint->completed() == comm.network.queue.state->head);
+  return "";
+}
+
 }  // namespace mk::test

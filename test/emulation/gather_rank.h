@@ -97,14 +97,4 @@ class GatherRank {
   std::vector<uint16_t> gathered_;
 };
 
-// What a launch leaves behind; "" when it is as it should be.
-inline std::string state_after(GatherRank& gather, Rank& rank, const RankComm& comm, uint64_t epoch) {
-  EmulatedGpu& gpu = gather.gpu();
-  if (const std::string sentence = gpu.sentence(); !sentence.empty()) return sentence + "; ";
-  MK_EXPECT(gpu.epoch() == epoch && gpu.is_idle());
-  MK_EXPECT(EmulatedGpu::is_clean(*comm.state));
-  MK_EXPECT(rank.endpoint->completed() == comm.network.queue.state->head);
-  return "";
-}
-
 }  // namespace mk::test

@@ -151,14 +151,14 @@ class NodeGatherRank : public GatherRank {
   std::string wrong_;
 };
 
-std::string run_launches(NodeGatherRank& gather, Rank& rank, const GatherShape& shape) {
+std::string run_launches(NodeGatherRank& gather, const GatherShape& shape) {
   const CudaParams params = gather.params(shape);
   std::string first;
   for (int turn = 0; turn < 4; ++turn) {
     const uint64_t epoch = gather.gpu().epoch() + 1;
     gather.fill(params, epoch);
     const std::string wrong = gather.launch(params, shape.push_ctas, epoch);
-    if (std::string text = state_after(gather, rank, params.comm, epoch); !text.empty()) return text;
+    if (std::string text = state_after(gather.gpu(), params.comm, epoch); !text.empty()) return text;
     if (first.empty()) first = wrong + gather.wrong_gathered(params, epoch);
   }
   return first;
@@ -188,7 +188,7 @@ TEST_CASE("inside a node a tile's rows are there when its panels have been waite
                    GatherShape{{0, 64}, 0, false, Tiles::of_sources, false},
                    GatherShape{{70, 0}, 1, false, Tiles::of_sources, true},
                }) {
-            if (std::string text = run_launches(gather, rank, shape); !text.empty())
+            if (std::string text = run_launches(gather, shape); !text.empty())
               wrong +=
                   format("m %lld, k %lld: ", (long long)shape.rows.m, (long long)shape.rows.columns) + text;
           }

@@ -98,7 +98,7 @@ class ForwardRank : public GatherRank {
   using Smem = PushCtaStorage<EmulatedConfig::NUM_THREADS>;
 };
 
-std::string run_launches(ForwardRank& gather, Rank& rank, const Shape& shape, int launches) {
+std::string run_launches(ForwardRank& gather, const Shape& shape, int launches) {
   const NetworkParams params = gather.params(shape);
   for (int turn = 0; turn < launches; ++turn) {
     const uint64_t epoch = gather.gpu().epoch() + 1;
@@ -107,7 +107,7 @@ std::string run_launches(ForwardRank& gather, Rank& rank, const Shape& shape, in
     std::thread consumer([&] { wrong = gather.consume(params, epoch); });
     gather.launch(params);
     consumer.join();
-    if (std::string text = state_after(gather, rank, params.comm, epoch) + wrong; !text.empty()) return text;
+    if (std::string text = state_after(gather.gpu(), params.comm, epoch) + wrong; !text.empty()) return text;
   }
   return "";
 }
@@ -129,7 +129,7 @@ TEST_CASE("rows travel between nodes and inside them, launch after launch", "[em
             MK_EXPECT(rank.barrier());
             for (const Shape& shape : {Shape{500, 200}, Shape{3, 72}, Shape{0, 64}, Shape{70, 0},
                                        Shape{257, 33, 64, 1}, Shape{130, 520, 32, 4}, Shape{40, 8}}) {
-              if (std::string text = run_launches(gather, rank, shape, 3); !text.empty()) {
+              if (std::string text = run_launches(gather, shape, 3); !text.empty()) {
                 return format("m %lld, k %lld: ", (long long)shape.m, (long long)shape.columns) + text;
               }
             }

@@ -232,14 +232,14 @@ class WgradRank : public GatherRank {
 };
 
 // A rank whose sums are wrong goes on all the same: the others would wait for it.
-std::string run_launches(WgradRank& rows, Rank& rank, const WgradShape& shape, int launches) {
+std::string run_launches(WgradRank& rows, const WgradShape& shape, int launches) {
   const NetworkWgradParams params = rows.params(shape);
   std::string wrong;
   for (int turn = 0; turn < launches; ++turn) {
     const uint64_t epoch = rows.gpu().epoch() + 1;
     rows.fill(params, epoch);
     rows.launch(params, shape.push_ctas);
-    if (std::string text = state_after(rows, rank, params.comm, epoch); !text.empty()) return text;
+    if (std::string text = state_after(rows.gpu(), params.comm, epoch); !text.empty()) return text;
     if (wrong.empty()) wrong = rows.check(params, shape, epoch);
   }
   return wrong;
@@ -267,7 +267,7 @@ TEST_CASE("a product takes rows of its own rank, of its node and of other nodes 
                  {WgradShape{500, 130, k}, WgradShape{333, 72, k, true}, WgradShape{3, 24, k},
                   WgradShape{0, 64, k}, WgradShape{70, 0, k}, WgradShape{700, 33, k, true, false, 0},
                   WgradShape{130, 200, rank.rank == 1 ? 0 : 70, false, true, 0}}) {
-              if (std::string text = run_launches(rows, rank, shape, 3); !text.empty())
+              if (std::string text = run_launches(rows, shape, 3); !text.empty())
                 wrong += format("m %lld, n %lld: ", (long long)shape.m, (long long)shape.n) + text;
             }
             MK_EXPECT(rank.barrier());

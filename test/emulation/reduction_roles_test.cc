@@ -13,6 +13,7 @@
 #include "kernels/cuda/rank_gemm_plan.h"
 #include "kernels/ops/gemm_reduce_scatter/cuda_network_kernel.cuh"
 #include "kernels/ops/gemm_reduce_scatter/cuda_tagged_kernel.cuh"
+#include "reduced_output.h"
 
 namespace mk {
 
@@ -56,11 +57,6 @@ constexpr int kNumWarps = EmulatedTiles::NUM_THREADS / 32;
 constexpr int kReduceCtas = 2;
 constexpr size_t kBankBytes = 4 << 20;
 constexpr int kTileBytes = EmulatedTiles::BLOCK_M * EmulatedTiles::BLOCK_N * 4;
-constexpr float kBefore = -1000;
-
-float partial(uint64_t epoch, int rank, int64_t row, int64_t column) {
-  return static_cast<float>((epoch * 5 + static_cast<uint64_t>(rank * 3 + row * 7 + column * 11)) % 17) - 8;
-}
 
 class ReductionRank {
  public:
@@ -113,18 +109,15 @@ class ReductionRank {
           std::min(near.size(), 2 * near.num_owners * near.block_rows * near.block_columns);
     }
     params.reducers = gemm_reduce_scatter::make_reducers(arrays_.view());
-    c_.assign(static_cast<size_t>((reduces_all_ ? shape.m : max_rows) * shape.n + 1), kBefore);
-    params.output.c = c_.data();
-    params.output.ldc = shape.n;
-    params.output.n = static_cast<int>(shape.n);
-    params.output.out_type = GemmType::fp32;
-    params.output.rows_aligned = shape.n % 4 == 0;
+    output_.make(reduces_all_ ? shape.m : rows_count(shape.m, rank_.nranks, rank_.rank), shape.n, shape.n,
+                 GemmType::fp32, &params.output);
     params.output.accumulate = reduces_all_ && shape.n % 3 == 0;
     return params;
   }
 
   void launch(const NetworkParams& params) {
     const int reduce_ctas = gemm_reduce_scatter::is_alone(params) ? 0 : kReduceCtas;
+    EpilogueBuffers<1> epilogue[kNumWarps];
     std::vector<std::vector<uint8_t>> smem(static_cast<size_t>(reduce_ctas) + 2,
                                            std::vector<uint8_t>(sizeof(RankGemmStorage<EmulatedTiles>) + 128));
     emulation::run_ctas(static_cast<unsigned>(reduce_ctas) + 2, kNumWarps, [&] {
@@ -137,7 +130,8 @@ class ReductionRank {
       } else if (blockIdx.x > 0) {
         gemm_reduce_scatter::run_reduce_cta<EmulatedTiles>(launch, params, storage);
       } else {
-        compute(launch, params, *reinterpret_cast<PushStorage<kNumWarps, 1024>*>(storage));
+        compute(launch, params, *reinterpret_cast<PushStorage<kNumWarps, 1024>*>(storage),
+                epilogue[threadIdx.x / 32]);
       }
       launch.end_cta();
     });
@@ -145,29 +139,20 @@ class ReductionRank {
 
   std::string check(const NetworkParams& params, uint64_t epoch) const {
     const int64_t first = reduces_all_ ? 0 : int64_t{rank_.rank} * params.max_rows;
-    const int64_t rows = reduces_all_ ? params.m : rows_of(params, rank_.rank);
-    for (int64_t row = 0; row < rows; ++row) {
-      for (int column = 0; column < params.output.n; ++column) {
-        float expected = params.output.accumulate ? kBefore : 0;
-        for (int rank = 0; rank < rank_.nranks; ++rank) expected += partial(epoch, rank, first + row, column);
-        const float seen = c_[static_cast<size_t>(row * params.output.ldc + column)];
-        if (seen != expected)
-          return format("launch %llu: row %lld, column %d is %g, not %g; ", (unsigned long long)epoch,
-                        (long long)row, column, seen, expected);
-      }
-    }
-    return c_.back() == kBefore ? "" : "a write behind the end; ";
+    return output_.wrong(params.output.accumulate, [&](int64_t row, int64_t column) {
+      return sum_of_partials(epoch, rank_.nranks, first + row, column);
+    });
   }
 
  private:
   // A warp's tiles, as a CTA's roles have them: product, epilogue, pushes, and what is finished to C.
-  void compute(const RankLaunch& launch, const NetworkParams& params, PushStorage<kNumWarps, 1024>& storage) {
+  void compute(const RankLaunch& launch, const NetworkParams& params, PushStorage<kNumWarps, 1024>& storage,
+               EpilogueBuffers<1>& buffers) {
     using namespace gemm_reduce_scatter;
     constexpr int N = EmulatedTiles::BLOCK_N;
     const NetworkSchedule& schedule = params.network;
     const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
     BulkPush push(storage, warp);
-    EpilogueBuffers<1> buffers{};
     OwnerTileCursor tiles(params.network_tiles, params.tiles.num_k_steps, warp, kNumWarps);
     TileWork work{};
     while (next_tile<EmulatedTiles>(params, tiles, &work)) {
@@ -175,13 +160,10 @@ class ReductionRank {
       const int owner = owner_at(params, place.position);
       for (int slab = 0; slab < num_slabs_of<EmulatedTiles>(params, owner, place.index); ++slab) {
         float accumulators[N / 2];
-        for (int i = 0; i < N / 2; ++i) {
-          const int row = (lane + 32 * i) / N, column = (lane + 32 * i) % N;
-          accumulators[i] =
-              partial(launch.epoch(), rank_.rank,
-                      int64_t{owner} * params.max_rows + place.index * EmulatedTiles::BLOCK_M + slab * 16 + row,
-                      work.n_tile * N + column);
-        }
+        const int64_t first = first_row_of(params, owner);
+        multiply(accumulators, launch.epoch(), rank_.rank,
+                 first + place.index * EmulatedTiles::BLOCK_M + slab * 16, first + rows_of(params, owner),
+                 work.n_tile * N, params.output.n);
         if (owner == rank_.rank) {
           finish_own_slab<EmulatedTiles>(launch, params, buffers, work, place.index, slab, accumulators);
         } else {
@@ -210,22 +192,20 @@ class ReductionRank {
   const bool reduces_all_;
   EmulatedGpu gpu_;
   const TopologyArrays arrays_;
-  std::vector<float> c_;
+  ReducedOutput output_;
 };
 
-std::string run_launches(ReductionRank& reduction, Rank& rank, const Shape& shape) {
+std::string run_launches(ReductionRank& reduction, const Shape& shape) {
   for (int turn = 0; turn < 4; ++turn) {
     const NetworkParams params = reduction.params(shape);
     const uint64_t epoch = reduction.gpu().epoch() + 1;
-    if (params.network.num_flags(rank.nranks) > kFlagsPerBank ||
-        params.network.finished_offset(rank.nranks, 0, 0) > static_cast<int64_t>(kBankBytes))
+    if (params.network.num_flags(params.comm.nranks) > kFlagsPerBank ||
+        params.network.finished_offset(params.comm.nranks, 0, 0) > static_cast<int64_t>(kBankBytes))
       return "the shape is too large for the test; ";
     reduction.launch(params);
-    if (const std::string sentence = reduction.gpu().sentence(); !sentence.empty()) return sentence + "; ";
-    if (std::string wrong = reduction.check(params, epoch); !wrong.empty()) return wrong;
-    MK_EXPECT(reduction.gpu().epoch() == epoch && reduction.gpu().is_idle());
-    MK_EXPECT(EmulatedGpu::is_clean(*params.comm.state));
-    MK_EXPECT(rank.endpoint->completed() == params.comm.network.queue.state->head);
+    if (std::string text = state_after(reduction.gpu(), params.comm, epoch); !text.empty()) return text;
+    if (std::string wrong = reduction.check(params, epoch); !wrong.empty())
+      return format("launch %llu: ", (unsigned long long)epoch) + wrong;
   }
   return "";
 }
@@ -249,7 +229,7 @@ TEST_CASE("partial tiles are summed in each node and then between them, launch a
             for (const Shape& shape :
                  {Shape{300, 100}, Shape{3, 40}, Shape{0, 64}, Shape{70, 0}, Shape{640, 170, 3, 4, 2, 1},
                   Shape{33, 33, 1, 1}, Shape{450, 290, 2, 3, 2, 3}}) {
-              if (std::string text = run_launches(reduction, rank, shape); !text.empty()) {
+              if (std::string text = run_launches(reduction, shape); !text.empty()) {
                 return format("m %lld, n %lld: ", (long long)shape.m, (long long)shape.n) + text;
               }
             }
@@ -314,25 +294,21 @@ class PacketRank {
     params.packet_gather_begin = rank_.nranks * plan.packet_slot_bytes;
     params.merged_rows = plan.merged_rows;
     const bool scatters = plan.reduction == Reduction::scatter;
-    num_rows_ = scatters ? rows_count(shape.m, rank_.nranks, rank_.rank) : shape.m;
     first_row_ = scatters ? rows_begin(shape.m, rank_.nranks, rank_.rank) : 0;
-    c_.assign(static_cast<size_t>((num_rows_ + 2) * (shape.n + 1)), kBefore);  // a row before, one behind
-    params.output.ldc = shape.n + 1;
-    params.output.c = c_.data() + params.output.ldc;
-    params.output.n = static_cast<int>(shape.n);
-    params.output.out_type = params.comm_type;
+    output_.make(scatters ? rows_count(shape.m, rank_.nranks, rank_.rank) : shape.m, shape.n, shape.n + 1,
+                 params.comm_type, &params.output);
     params.output.accumulate = shape.accumulate;
     return params;
   }
 
   void launch(const TaggedParams& params) {
-    RankGemmStorage<EmulatedPacketTiles> smem{};
+    RankGemmStorage<EmulatedPacketTiles> smem[NUM_CTAS];
     constexpr unsigned NUM_WARPS = EmulatedPacketTiles::NUM_CONSUMER_WARPS;
     emulation::run_ctas(NUM_CTAS, NUM_WARPS + 1, [&] {
       const RankLaunch launch(params.comm);
       launch.begin_cta();
       if (threadIdx.x / 32 < NUM_WARPS) {
-        consume(launch, params, smem);
+        consume(launch, params, smem[blockIdx.x]);
       } else if (blockIdx.x == 0) {
         launch.greet();
       }
@@ -341,20 +317,9 @@ class PacketRank {
   }
 
   std::string check(const TaggedParams& params, uint64_t epoch) const {
-    const int64_t ldc = params.output.ldc;
-    for (int64_t row = -1; row <= num_rows_; ++row) {
-      for (int64_t column = 0; column < ldc; ++column) {
-        const bool is_inside = row >= 0 && row < num_rows_ && column < params.output.n;
-        float expected = !is_inside || params.output.accumulate ? kBefore : 0;
-        for (int rank = 0; is_inside && rank < rank_.nranks; ++rank)
-          expected += partial(epoch, rank, first_row_ + row, column);
-        const float seen = c_[static_cast<size_t>((row + 1) * ldc + column)];
-        if (seen != expected)
-          return format("launch %llu: row %lld, column %lld is %g, not %g; ", (unsigned long long)epoch,
-                        (long long)row, (long long)column, seen, expected);
-      }
-    }
-    return "";
+    return output_.wrong(params.output.accumulate, [&](int64_t row, int64_t column) {
+      return sum_of_partials(epoch, rank_.nranks, first_row_ + row, column);
+    });
   }
 
  private:
@@ -362,20 +327,15 @@ class PacketRank {
                RankGemmStorage<EmulatedPacketTiles>& smem) const {
     using namespace gemm_reduce_scatter;
     using Config = EmulatedPacketTiles;
-    const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+    const int warp = static_cast<int>(threadIdx.x / 32);
     auto tiles = tile_cursor(params);
     TileWork work{};
     while (next_tile<Config>(params, tiles, &work)) {
       const TilePlace place = place_of(params, work, Config::BLOCK_M);
       float accumulators[Config::BLOCK_N / 2];
-      for (int i = 0; i < Config::BLOCK_N / 2; ++i) {
-        const int row = place.row + warp * 16 + lane / 4 + i / 2 % 2 * 8;
-        const int column = place.n_tile * Config::BLOCK_N + i / 4 * 8 + lane % 4 * 2 + i % 2;
-        const bool is_inside = row < rows_of(params, place.owner) && column < params.output.n;
-        accumulators[i] =
-            is_inside ? partial(launch.epoch(), rank_.rank, first_row_of(params, place.owner) + row, column)
-                      : 99;
-      }
+      const int64_t first = first_row_of(params, place.owner);
+      multiply(accumulators, launch.epoch(), rank_.rank, first + place.row + warp * 16,
+               first + rows_of(params, place.owner), place.n_tile * Config::BLOCK_N, params.output.n);
       tagged::finish_block<Config>(launch, params, smem, work, 0, accumulators);
     }
     if (params.reduction != Reduction::one_shot) tagged::finish_units<Config>(launch, params, smem);
@@ -384,8 +344,8 @@ class PacketRank {
 
   Rank& rank_;
   EmulatedGpu gpu_;
-  int64_t num_rows_ = 0, first_row_ = 0;  // of C
-  std::vector<float> c_;
+  int64_t first_row_ = 0;  // of C
+  ReducedOutput output_;
 };
 
 std::string run_packet_launches(PacketRank& packets, const PacketShape& shape, bool must_be_tagged) {
@@ -395,10 +355,9 @@ std::string run_packet_launches(PacketRank& packets, const PacketShape& shape, b
     if (!params) return "";
     const uint64_t epoch = packets.gpu().epoch() + 1;
     packets.launch(*params);
-    if (const std::string sentence = packets.gpu().sentence(); !sentence.empty()) return sentence + "; ";
-    if (std::string wrong = packets.check(*params, epoch); !wrong.empty()) return wrong;
-    MK_EXPECT(packets.gpu().epoch() == epoch && packets.gpu().is_idle());
-    MK_EXPECT(EmulatedGpu::is_clean(*params->comm.state));
+    if (std::string text = state_after(packets.gpu(), params->comm, epoch); !text.empty()) return text;
+    if (std::string wrong = packets.check(*params, epoch); !wrong.empty())
+      return format("launch %llu: ", (unsigned long long)epoch) + wrong;
   }
   return "";
 }

@@ -12,6 +12,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -29,8 +30,18 @@ constexpr std::chrono::microseconds kSleep{50};
 
 struct Cta {
   Cta(unsigned number, unsigned warps) : index(number), meeting(static_cast<std::ptrdiff_t>(warps)) {}
+  std::barrier<>& part(unsigned barrier, unsigned warps) {
+    std::lock_guard lock(mutex);
+    std::unique_ptr<std::barrier<>>& made = parts[barrier];
+    if (made == nullptr) made = std::make_unique<std::barrier<>>(static_cast<std::ptrdiff_t>(warps));
+    return *made;
+  }
   const unsigned index;
   std::barrier<> meeting;
+
+ private:
+  std::mutex mutex;
+  std::array<std::unique_ptr<std::barrier<>>, 16> parts;
 };
 
 struct WarpMemory;
@@ -158,8 +169,15 @@ void sync_cta() {
   exchange(0);
 }
 
+void sync_warps(unsigned barrier, unsigned num_warps) {
+  exchange(0);
+  if (warp().lane == 0) warp().cta->part(barrier, num_warps).arrive_and_wait();
+  exchange(0);
+}
+
 void pause() {
   if (++warp().looks % kLooksBeforeSleep == 0) {
+    switch_to_next();  // another lane may have to write what this one waits for
     std::this_thread::sleep_for(kSleep);
   } else {
     sched_yield();

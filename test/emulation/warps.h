@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // CTAs on the host, so that what kernels do beside their products can be tested without a GPU: a warp is a
-// thread, its lanes are coroutines that switch where lanes meet (shuffles, votes, __syncwarp). Lanes that wait
-// for each other in any other way would wait for ever. The memory model is the host's: orders that are missing
-// in a kernel show under ThreadSanitizer alone (orders.h).
+// thread, its lanes are coroutines that switch where lanes meet (shuffles, votes, __syncwarp) and where one
+// looks in vain (pause). The memory model is the host's: orders that are missing in a kernel show under
+// ThreadSanitizer alone (orders.h).
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,9 @@ struct Values {
 Values exchange(uint64_t mine);
 // All threads of the CTA come here before one goes on.
 void sync_cta();
-void pause();  // in a loop that looks at memory
+// The same of `num_warps` of its warps, who say the same `barrier`.
+void sync_warps(unsigned barrier, unsigned num_warps);
+void pause();  // in a loop that looks at memory; other lanes go on meanwhile
 
 // Runs `body` as num_ctas CTAs of num_warps warps, all at once; returns when all have ended.
 void run_ctas(unsigned num_ctas, unsigned num_warps, const std::function<void()>& body);

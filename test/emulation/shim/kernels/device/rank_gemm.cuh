@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "kernels/device/bulk_push.cuh"
+#include "kernels/device/gemm_epilogue.cuh"
 #include "kernels/device/gemm_partials_layout.h"
 #include "kernels/device/rank_gemm_kernel.h"
 #include "kernels/device/rank_launch.cuh"

@@ -1,16 +1,40 @@
 // SPDX-License-Identifier: MIT
-// kernels/ptx/mbarrier.cuh on the host, where a lane's bulk copies are done when it has asked for them: the
-// lanes of a warp that would wait for them meet.
+// kernels/ptx/mbarrier.cuh on the host. Arrivals are counted; but a lane's bulk copies are done when it has
+// asked for them, and the lanes of a warp that would wait for them meet.
 #pragma once
 
 #include "shim/device_words.h"
 
 namespace mk::ptx {
 
-inline void mbarrier_init(uint64_t*, uint32_t) {}
+// Shared memory has addresses of 32 bits: each stands for what is nearest to the place last asked for by the
+// warp.
+inline thread_local const std::byte* emulated_smem = nullptr;
+inline uint32_t low_bits_of(const void* pointer) {
+  return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(pointer));
+}
+inline uint32_t smem_address(const void* smem_pointer) {
+  emulated_smem = static_cast<const std::byte*>(smem_pointer);
+  return low_bits_of(smem_pointer);
+}
+inline std::byte* smem_pointer(uint32_t address) {
+  return const_cast<std::byte*>(emulated_smem) + static_cast<int32_t>(address - low_bits_of(emulated_smem));
+}
+
+// Phases in the low half; above them the arrivals that this one still expects, and those that each does.
+constexpr uint64_t EMULATED_ARRIVAL = uint64_t{1} << 32;
+inline void mbarrier_init(uint64_t* barrier, uint32_t num_arrivals) {
+  *barrier = num_arrivals * (EMULATED_ARRIVAL + (EMULATED_ARRIVAL << 16));
+}
 inline void mbarrier_inval(uint64_t*) {}
 inline void fence_mbarrier_init_release_cluster() {}
-inline void mbarrier_arrive(uint64_t*) {}
+inline void mbarrier_arrive(uint64_t* barrier) {
+  uint64_t before = __atomic_load_n(barrier, __ATOMIC_RELAXED), after;
+  do {
+    after = before - EMULATED_ARRIVAL;
+    if ((after >> 32 & 0xffff) == 0) after += (before >> 48) * EMULATED_ARRIVAL + 1;
+  } while (!__atomic_compare_exchange_n(barrier, &before, after, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED));
+}
 inline void mbarrier_arrive_expect_tx(uint64_t*, uint32_t) {}
 inline bool mbarrier_try_wait_parity(uint64_t*, uint32_t) {
   __syncwarp();

@@ -57,11 +57,4 @@ inline void fence_acq_rel_sys() { emulation::orders::fence(); }
 inline void fence_proxy_async_shared_cta() {}
 inline void fence_proxy_async_global() {}
 
-inline uintptr_t smem_address(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); }
-inline uint4 ld_shared_v4(uintptr_t address) {
-  uint4 value;
-  std::memcpy(&value, reinterpret_cast<const void*>(address), sizeof value);
-  return value;
-}
-
 }  // namespace mk::ptx

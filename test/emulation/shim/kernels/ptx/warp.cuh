@@ -1,17 +1,38 @@
 // SPDX-License-Identifier: MIT
-// kernels/ptx/warp.cuh on the host: the time.
+// kernels/ptx/warp.cuh on the host: named barriers, what goes to shared memory, the time.
 #pragma once
 
-#include "shim/device_words.h"
+#include "kernels/ptx/mbarrier.cuh"
 
 namespace mk::ptx {
+
+inline void barrier_sync(uint32_t barrier_idx, uint32_t num_threads) {
+  emulation::sync_warps(barrier_idx, num_threads / 32);
+}
+
+inline void stmatrix_x4(uint32_t smem_row_address, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
+  const emulation::Values rows = emulation::exchange(smem_row_address);
+  const unsigned lane = threadIdx.x % 32;
+  const uint32_t values[] = {r0, r1, r2, r3};
+  for (unsigned matrix = 0; matrix < 4; ++matrix) {
+    const auto row = static_cast<uint32_t>(rows.of[matrix * 8 + lane / 4]);
+    std::memcpy(smem_pointer(row) + lane % 4 * 4, &values[matrix], 4);
+  }
+}
+inline void st_shared_v2(uint32_t smem_address, float x, float y) {
+  const float values[] = {x, y};
+  std::memcpy(smem_pointer(smem_address), values, sizeof values);
+}
+inline uint4 ld_shared_v4(uint32_t smem_address) {
+  uint4 value;
+  std::memcpy(&value, smem_pointer(smem_address), sizeof value);
+  return value;
+}
 
 inline uint64_t globaltimer() {
   return static_cast<uint64_t>(
       std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
           .count());
 }
-
-void barrier_sync(uint32_t barrier_idx, uint32_t num_threads);  // of part of a CTA: there is none here
 
 }  // namespace mk::ptx
