@@ -88,7 +88,8 @@ class EmulatedGpu {
     const bool counts = std::all_of(std::begin(state.counts), std::end(state.counts),
                                     [](uint32_t count) { return count == 0; });
     return counts && state.running == 0 && state.num_exited == 0 && state.push_ticket == 0 &&
-           state.late_push_ticket == 0 && state.gather_ticket == 0 && state.tile_ticket == 0;
+           state.late_push_ticket == 0 && state.gather_ticket == 0 && state.tile_ticket == 0 &&
+           state.num_counted == 0 && state.num_routed == 0 && state.fault == 0 && state.num_near == 0;
   }
 
  private:

@@ -9,6 +9,12 @@
 
 #include "warps.h"
 
+// Of ThreadSanitizer's runtime, in no header.
+extern "C" {
+void AnnotateIgnoreReadsBegin(const char* file, int line);
+void AnnotateIgnoreReadsEnd(const char* file, int line);
+}
+
 namespace emulation::orders {
 namespace {
 
@@ -54,14 +60,28 @@ void before_relaxed_store(void* word) {
 void after_relaxed_load(const void* word) {
   if (this_warp != nullptr) this_warp->after_load(this_lane(), word);
 }
+UnusedReads::UnusedReads() { AnnotateIgnoreReadsBegin(__FILE__, __LINE__); }
+UnusedReads::~UnusedReads() { AnnotateIgnoreReadsEnd(__FILE__, __LINE__); }
 void fence() {
   if (this_warp != nullptr) this_warp->fence(this_lane());
 }
 
 namespace {
 
+// Who reads one word again and again, as kernels do without a pause where each cycle counts, leaves the core to
+// whom he waits for.
+void pause_if_waiting(const void* word) {
+  constexpr int kReadsBeforePause = 64;  // more than the lanes of a warp
+  thread_local const void* last = nullptr;
+  thread_local int num_reads = 0;
+  num_reads = word == last ? num_reads + 1 : 0;
+  last = word;
+  if (num_reads > kReadsBeforePause && this_warp != nullptr) pause();
+}
+
 template <class Word>
 void before_volatile_read(void* word) {
+  pause_if_waiting(word);
   __atomic_load_n(static_cast<Word*>(word), __ATOMIC_RELAXED);
   after_relaxed_load(word);
 }

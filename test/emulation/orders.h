@@ -47,6 +47,12 @@ class Warp {
 void before_relaxed_store(void* word);  // or read-modify-write
 void after_relaxed_load(const void* word);
 void fence();
+// Plain reads of the thread, while there is one, are not looked at: those of words that nobody uses.
+class UnusedReads {
+ public:
+  UnusedReads();
+  ~UnusedReads();
+};
 #else
 class Warp {
  public:
@@ -55,6 +61,10 @@ class Warp {
 inline void before_relaxed_store(void*) {}
 inline void after_relaxed_load(const void*) {}
 inline void fence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+class UnusedReads {
+ public:
+  UnusedReads() {}
+};
 #endif
 
 }  // namespace emulation::orders

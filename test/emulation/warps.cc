@@ -8,8 +8,8 @@
 #include <ucontext.h>
 
 #include <array>
-#include <barrier>
 #include <chrono>
+#include <condition_variable>
 #include <cstdlib>
 #include <memory>
 #include <mutex>
@@ -25,23 +25,22 @@ namespace {
 constexpr size_t kStackBytes = 128 << 10;
 constexpr unsigned kLanes = 32;
 // So often a lane looks before its warp sleeps: there are far more warps than cores.
-constexpr unsigned kLooksBeforeSleep = 16;
+constexpr unsigned kLooksBeforeSleep = 4;
 constexpr std::chrono::microseconds kSleep{50};
 
-struct Cta {
-  Cta(unsigned number, unsigned warps) : index(number), meeting(static_cast<std::ptrdiff_t>(warps)) {}
-  std::barrier<>& part(unsigned barrier, unsigned warps) {
-    std::lock_guard lock(mutex);
-    std::unique_ptr<std::barrier<>>& made = parts[barrier];
-    if (made == nullptr) made = std::make_unique<std::barrier<>>(static_cast<std::ptrdiff_t>(warps));
-    return *made;
-  }
-  const unsigned index;
-  std::barrier<> meeting;
-
- private:
+// Not std::barrier: those that wait meet at words which all barriers of the process share, and ThreadSanitizer
+// takes that for an order.
+struct NamedBarrier {
   std::mutex mutex;
-  std::array<std::unique_ptr<std::barrier<>>, 16> parts;
+  std::condition_variable changed;
+  unsigned num_present = 0;
+  uint64_t num_complete = 0;
+};
+
+struct Cta {
+  explicit Cta(unsigned number) : index(number) {}
+  const unsigned index;
+  std::array<NamedBarrier, 16> barriers;
 };
 
 struct WarpMemory;
@@ -163,17 +162,23 @@ Values exchange(uint64_t mine) {
   return self.rounds[meeting % 2];
 }
 
-void sync_cta() {
+void sync_warps(unsigned barrier, unsigned num_warps) {
   exchange(0);
-  if (warp().lane == 0) warp().cta->meeting.arrive_and_wait();
+  if (warp().lane == 0) {
+    NamedBarrier& named = warp().cta->barriers[barrier];
+    std::unique_lock lock(named.mutex);
+    const uint64_t meeting = named.num_complete;
+    if (++named.num_present == num_warps) {
+      named.num_present = 0;
+      ++named.num_complete;
+      named.changed.notify_all();
+    }
+    named.changed.wait(lock, [&] { return named.num_complete > meeting; });
+  }
   exchange(0);
 }
 
-void sync_warps(unsigned barrier, unsigned num_warps) {
-  exchange(0);
-  if (warp().lane == 0) warp().cta->part(barrier, num_warps).arrive_and_wait();
-  exchange(0);
-}
+void sync_cta() { sync_warps(0, warp().num_warps); }
 
 void pause() {
   if (++warp().looks % kLooksBeforeSleep == 0) {
@@ -190,7 +195,7 @@ void run_ctas(unsigned num_ctas, unsigned num_warps, const std::function<void()>
   std::vector<std::unique_ptr<Warp>> warps;
   while (memories.size() < size_t{num_ctas} * num_warps) memories.push_back(std::make_unique<WarpMemory>());
   for (unsigned cta = 0; cta < num_ctas; ++cta) {
-    ctas.push_back(std::make_unique<Cta>(cta, num_warps));
+    ctas.push_back(std::make_unique<Cta>(cta));
     for (unsigned index = 0; index < num_warps; ++index) {
       warps.push_back(std::make_unique<Warp>());
       Warp& made = *warps.back();

@@ -26,7 +26,7 @@ struct Values {
 Values exchange(uint64_t mine);
 // All threads of the CTA come here before one goes on.
 void sync_cta();
-// The same of `num_warps` of its warps, who say the same `barrier`.
+// The same of `num_warps` of its warps, who say the same `barrier`; that of all is number 0.
 void sync_warps(unsigned barrier, unsigned num_warps);
 void pause();  // in a loop that looks at memory; other lanes go on meanwhile
 

@@ -23,10 +23,11 @@ inline std::byte* smem_pointer(uint32_t address) {
 
 // Phases in the low half; above them the arrivals that this one still expects, and those that each does.
 constexpr uint64_t EMULATED_ARRIVAL = uint64_t{1} << 32;
+// Plain writes: ThreadSanitizer sees what comes too early, or too late.
 inline void mbarrier_init(uint64_t* barrier, uint32_t num_arrivals) {
   *barrier = num_arrivals * (EMULATED_ARRIVAL + (EMULATED_ARRIVAL << 16));
 }
-inline void mbarrier_inval(uint64_t*) {}
+inline void mbarrier_inval(uint64_t* barrier) { *barrier = 0; }
 inline void fence_mbarrier_init_release_cluster() {}
 inline void mbarrier_arrive(uint64_t* barrier) {
   uint64_t before = __atomic_load_n(barrier, __ATOMIC_RELAXED), after;
@@ -36,7 +37,8 @@ inline void mbarrier_arrive(uint64_t* barrier) {
   } while (!__atomic_compare_exchange_n(barrier, &before, after, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED));
 }
 inline void mbarrier_arrive_expect_tx(uint64_t*, uint32_t) {}
-inline bool mbarrier_try_wait_parity(uint64_t*, uint32_t) {
+inline bool mbarrier_try_wait_parity(uint64_t* barrier, uint32_t) {
+  __atomic_load_n(barrier, __ATOMIC_RELAXED);
   __syncwarp();
   return true;
 }
