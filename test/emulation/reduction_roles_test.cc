@@ -180,7 +180,7 @@ class ReductionRank {
       if (owner == rank_.rank) {
         push_finished_bytes(launch, params, push, schedule.finished_offset(owner, place.index, work.n_tile),
                             kTileBytes, 0, 1);
-        __syncwarp();
+        push.complete<0>();
       }
       if (lane == 0) tell_of_tile(launch, params, owner, place, work);
       __syncwarp();

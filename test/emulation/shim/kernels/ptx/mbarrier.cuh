@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
-// kernels/ptx/mbarrier.cuh on the host. Arrivals are counted; but a lane's bulk copies are done when it has
-// asked for them, and the lanes of a warp that would wait for them meet.
+// kernels/ptx/mbarrier.cuh on the host. Arrivals are counted, bytes are not: whoever would wait for them brings
+// those that he has asked for, and the lanes of his warp meet.
 #pragma once
 
+#include "../../../bulk_copies.h"
 #include "shim/device_words.h"
 
 namespace mk::ptx {
@@ -39,6 +40,7 @@ inline void mbarrier_arrive(uint64_t* barrier) {
 inline void mbarrier_arrive_expect_tx(uint64_t*, uint32_t) {}
 inline bool mbarrier_try_wait_parity(uint64_t* barrier, uint32_t) {
   __atomic_load_n(barrier, __ATOMIC_RELAXED);
+  emulation::bulk_copies().complete_loads(barrier);
   __syncwarp();
   return true;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// kernels/ptx/tma.cuh on the host: plain bulk copies, done at once.
+// kernels/ptx/tma.cuh on the host: plain bulk copies, done when they are waited for; boxes of tensors, at once.
 #pragma once
 
 #include "kernels/ptx/mbarrier.cuh"
@@ -7,11 +7,11 @@
 namespace mk::ptx {
 
 inline void cp_async_bulk_shared_global(void* smem_destination, const void* gmem_source, uint32_t num_bytes,
-                                        uint64_t*) {
-  std::memcpy(smem_destination, gmem_source, num_bytes);
+                                        uint64_t* barrier) {
+  emulation::bulk_copies().load(smem_destination, gmem_source, num_bytes, barrier);
 }
 inline void cp_async_bulk_global_shared(void* gmem_destination, const void* smem_source, uint32_t num_bytes) {
-  std::memcpy(gmem_destination, smem_source, num_bytes);
+  emulation::bulk_copies().store(gmem_destination, smem_source, num_bytes);
 }
 // What a CUtensorMap of three or four dimensions holds here: boxes are 64 columns of box_rows rows, filled up
 // with zeros, and not swizzled.
@@ -53,10 +53,14 @@ inline void cp_async_bulk_tensor_3d_shared_global(void* smem_destination, const 
   }
   __atomic_fetch_add(barrier, 1, __ATOMIC_RELEASE);
 }
-inline void cp_async_bulk_commit_group() {}
+inline void cp_async_bulk_commit_group() { emulation::bulk_copies().commit_group(); }
 template <int NUM_PENDING>
-void cp_async_bulk_wait_group() {}
+void cp_async_bulk_wait_group() {
+  emulation::bulk_copies().complete_stores(NUM_PENDING);
+}
 template <int NUM_PENDING>
-void cp_async_bulk_wait_group_read() {}
+void cp_async_bulk_wait_group_read() {
+  emulation::bulk_copies().complete_reads(NUM_PENDING);
+}
 
 }  // namespace mk::ptx
