@@ -175,7 +175,7 @@ TEST_CASE("inside a node a tile's rows are there when it is computed", "[emulati
                                      Shape{{12, 8 * 640, 5, 4}, 8},
                                      Shape{{5, 8, 2, 2}, 40, 1, true},
                                      Shape{{150, 24, 7, 1, true}, 8, 1, true},
-                                     Shape{{30, 136, 20, 6}, 16, 1, false, true}};
+                                     Shape{{30, 136, 40, 6}, 16, 1, false, true}};
   SECTION("tiles known beforehand") { CHECK(run_node<EmulatedConfig<true>>(nranks, shapes) == ""); }
   SECTION("tiles dealt out") { CHECK(run_node<EmulatedConfig<false>>(nranks, shapes) == ""); }
 }
