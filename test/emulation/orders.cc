@@ -24,8 +24,10 @@ unsigned this_lane() { return thread_idx().x % 32; }
 
 }  // namespace
 
-Warp::Warp() : fiber_(__tsan_create_fiber(0)) {}
-Warp::~Warp() { __tsan_destroy_fiber(fiber_); }
+Warp::Warp() : fibers_{__tsan_create_fiber(0), __tsan_create_fiber(0)} {}
+Warp::~Warp() {
+  for (void* fiber : fibers_) __tsan_destroy_fiber(fiber);
+}
 
 void Warp::begin() {
   lanes_ = {};
@@ -34,36 +36,46 @@ void Warp::begin() {
 
 // Between the switches nothing may touch memory that ThreadSanitizer sees.
 template <void CALL(void*)>
-__attribute__((noinline, no_sanitize("thread"))) void Warp::by_fiber(void* word) {
-  void* const fiber = fiber_;
+__attribute__((noinline, no_sanitize("thread"))) void Warp::by_fiber(Scope scope, void* word) {
+  void* const fiber = fibers_[static_cast<size_t>(scope)];
   void* const self = __tsan_get_current_fiber();
   __tsan_switch_to_fiber(fiber, __tsan_switch_to_fiber_no_sync);
   CALL(word);
   __tsan_switch_to_fiber(self, __tsan_switch_to_fiber_no_sync);
 }
 
-void Warp::before_store(unsigned lane, void* word) {
-  if (lanes_[lane].has_fenced) by_fiber<__tsan_release>(word);
+void Warp::before_store(unsigned lane, Scope scope, void* word) {
+  if (lanes_[lane].has_fenced[static_cast<size_t>(scope)]) by_fiber<__tsan_release>(scope, word);
 }
 
-void Warp::fence(unsigned lane) {
-  for (void* word : lanes_[lane].loaded) __tsan_acquire(word);
-  lanes_[lane].loaded.clear();
-  lanes_[lane].has_fenced = true;
+void Warp::fence(unsigned lane, Scope scope) {
+  for (const Scope each : {Scope::cta, Scope::any}) {
+    if (each > scope) break;
+    auto& loaded = lanes_[lane].loaded[static_cast<size_t>(each)];
+    for (void* word : loaded) __tsan_acquire(word);
+    loaded.clear();
+  }
   __tsan_release(&handed_over_);
-  by_fiber<__tsan_acquire>(&handed_over_);
+  for (const Scope each : {Scope::cta, Scope::any}) {
+    if (each > scope) break;
+    lanes_[lane].has_fenced[static_cast<size_t>(each)] = true;
+    by_fiber<__tsan_acquire>(each, &handed_over_);
+  }
 }
 
 void before_relaxed_store(void* word) {
-  if (this_warp != nullptr) this_warp->before_store(this_lane(), word);
+  if (this_warp != nullptr) this_warp->before_store(this_lane(), Scope::any, word);
 }
 void after_relaxed_load(const void* word) {
-  if (this_warp != nullptr) this_warp->after_load(this_lane(), word);
+  if (this_warp != nullptr) this_warp->after_load(this_lane(), Scope::any, word);
 }
 UnusedReads::UnusedReads() { AnnotateIgnoreReadsBegin(__FILE__, __LINE__); }
 UnusedReads::~UnusedReads() { AnnotateIgnoreReadsEnd(__FILE__, __LINE__); }
 void fence() {
-  if (this_warp != nullptr) this_warp->fence(this_lane());
+  if (this_warp != nullptr) this_warp->fence(this_lane(), Scope::any);
+}
+void fence_of_cta() {
+  if (this_warp != nullptr) this_warp->fence(this_lane(), Scope::cta);
 }
 
 namespace {
@@ -83,11 +95,11 @@ template <class Word>
 void before_volatile_read(void* word) {
   pause_if_waiting(word);
   __atomic_load_n(static_cast<Word*>(word), __ATOMIC_RELAXED);
-  after_relaxed_load(word);
+  if (this_warp != nullptr) this_warp->after_load(this_lane(), Scope::cta, word);
 }
 template <class Word>
 void before_volatile_write(void* word) {
-  before_relaxed_store(word);
+  if (this_warp != nullptr) this_warp->before_store(this_lane(), Scope::cta, word);
   __atomic_fetch_or(static_cast<Word*>(word), Word{0}, __ATOMIC_RELAXED);
 }
 

@@ -78,7 +78,7 @@ inline bool __all_sync(uint32_t mask, bool value) { return __ballot_sync(mask, v
 inline void __syncwarp() { emulation::exchange(0); }
 inline void __syncthreads() { emulation::sync_cta(); }
 inline void __nanosleep(unsigned) { emulation::pause(); }
-inline void __threadfence_block() { emulation::orders::fence(); }
+inline void __threadfence_block() { emulation::orders::fence_of_cta(); }
 inline int __ffs(int value) { return __builtin_ffs(value); }
 inline int __popc(uint32_t value) { return std::popcount(value); }
 inline float __int_as_float(int bits) { return std::bit_cast<float>(bits); }
