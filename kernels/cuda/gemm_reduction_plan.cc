@@ -8,6 +8,7 @@
 #include "kernels/cuda/rank_gemm_plan_parts.h"
 #include "kernels/device/rank_gemm_tiles.h"
 #include "kernels/device/tagged_packets.h"
+#include "kernels/ops/gemm_reduce_scatter/cuda_params.h"
 #include "kernels/ops/gemm_reduce_scatter/tagged_params.h"
 
 namespace mk {
@@ -83,6 +84,21 @@ double product_us_of(const GemmCall& call, const RankGemmPlan& plan) {
 bool leaves_links_free(const GemmCall& call, const RankGemmPlan& plan) {
   return static_cast<double>(plan.plan.link_bytes) <
          PACED_SHARE * LINK_BYTES_PER_US * product_us_of(call, plan);
+}
+
+// Have a CTA's push warps the time to sum its own tiles while the consumers go on? Measured between two ranks;
+// with more, pieces of a tile are half as wide, and the figure is a guess.
+bool has_time_to_sum(const GemmCall& call, int nranks, const RankGemmPlan& plan) {
+  constexpr double US_OF_K_STEP = 0.72;
+  constexpr double PUSH_US = 10;
+  if (plan.is_direct || plan.gemm.block_m != 128 || plan.gemm.block_n != 256) return false;
+  if (nranks > gemm_reduce_scatter::MOST_SOURCES_BESIDE) return false;
+  if (element_bytes(call.comm_dtype) != 2 || call.comm_dtype != call.out_dtype) return false;
+  const double tile_us = US_OF_K_STEP * static_cast<double>(ceil_div(call.k, GEMM_BLOCK_K));
+  const double sum_us = (nranks == 2 ? 13 : 20) * nranks;
+  // A reduce-scatter's own tiles come one after the other; an all-reduce's among those of others.
+  if (plan.reduction == Reduction::scatter) return sum_us < 1.15 * tile_us;
+  return sum_us + 2 * (nranks - 1) * PUSH_US < 0.8 * nranks * tile_us;
 }
 
 // An all-reduce's tiles are finished in many rounds, so that they travel all the time. What a reduce-scatter
@@ -246,6 +262,7 @@ Status plan_reduction(const GemmCall& call, int rank, int nranks, int num_sms, R
   choose_packets(call, nranks, to);
   // Partial sums leave while the others' tiles are computed. An all-reduce has no such time to spare.
   to.is_paced = to.reduction == Reduction::scatter && leaves_links_free(call, to);
+  to.sums_beside = !to.is_between_nodes && has_time_to_sum(call, nranks, to);
   return {};
 }
 

@@ -29,7 +29,8 @@ struct RankGemmPlan {
   bool awaits_all_rows = false;  // see allgather_gemm::CudaParams
   // Reductions.
   bool is_between_nodes = false;
-  bool is_paced = false;  // pushes leave the links free most of the time
+  bool is_paced = false;     // pushes leave the links free most of the time
+  bool sums_beside = false;  // see gemm_reduce_scatter::CudaParams
   gemm_reduce_scatter::Reduction reduction = gemm_reduce_scatter::Reduction::scatter;
   bool splits_rows = true;  // each owner has rows of its own, or columns; one-shot: neither
   bool splits_columns = false;

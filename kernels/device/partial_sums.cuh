@@ -157,20 +157,24 @@ __device__ __forceinline__ void round_result(float (&sums)[N], EpilogueParams& o
   }
 }
 
-// Columns that are summed at a time, from memory alone: the accumulators are free by then, and all registers
-// serve to have many loads in flight.
+// Columns that are summed at a time, from memory alone: the accumulators are free by then, and registers serve
+// to have many loads in flight.
 template <int BLOCK_N>
 constexpr int SUM_COLUMNS = BLOCK_N % 64 == 0 ? 64 : 32;
 
-// Sums SUM_COLUMNS columns of a warp's slab, from `begin` on, and stores them as `output` says, but to
-// `num_copies` places, c_of(i); `row`, `row_end`, `column` (of the slab) as for store_tile_rows.
-// `rounds_first`: before it adds to C, the all-reduce rounds, so that all ranks add the same.
-template <int BLOCK_N, class COf>
-__device__ __forceinline__ void finish_columns(const PartialSlabs& slabs, GemmType comm_type,
-                                               const EpilogueParams& output, bool rounds_first, int num_copies,
-                                               const COf& c_of, EpilogueBuffers<1>& buffers, int row,
-                                               int row_end, int column, int begin) {
-  float sums[SUM_COLUMNS<BLOCK_N> / 2];
+// The sums of SUM_COLUMNS columns to `to`; `row`, `row_end`, `column` as for store_tile_rows. `rounds_first`:
+// before it adds to C, the all-reduce rounds, so that all ranks add the same.
+template <int N>
+__device__ __forceinline__ void store_sums(float (&sums)[N], EpilogueParams to, bool rounds_first,
+                                           EpilogueBuffers<1>& buffers, int row, int row_end, int column) {
+  if (rounds_first && to.accumulate) round_result(sums, to, column);
+  store_tile_rows(sums, to, buffers, row, row_end, column);
+}
+
+// Sums SUM_COLUMNS columns of a warp's slab, from `begin` on.
+template <int BLOCK_N>
+__device__ __forceinline__ void sum_columns(float (&sums)[SUM_COLUMNS<BLOCK_N> / 2], const PartialSlabs& slabs,
+                                            GemmType comm_type, int begin) {
   if (comm_type == GemmType::bf16) {
     sum_slabs_as<__nv_bfloat16>(sums, slabs, begin / 2);
   } else if (comm_type == GemmType::fp16) {
@@ -178,26 +182,98 @@ __device__ __forceinline__ void finish_columns(const PartialSlabs& slabs, GemmTy
   } else {
     sum_slabs_as<float>(sums, slabs, begin / 2);
   }
+}
+
+// The same, stored as `output` says, but to `num_copies` places: place(i, &output).
+template <int BLOCK_N, class Place>
+__device__ __forceinline__ void finish_columns(const PartialSlabs& slabs, GemmType comm_type,
+                                               const EpilogueParams& output, int num_copies, const Place& place,
+                                               EpilogueBuffers<1>& buffers, int row, int row_end, int column,
+                                               int begin) {
+  float sums[SUM_COLUMNS<BLOCK_N> / 2];
+  sum_columns<BLOCK_N>(sums, slabs, comm_type, begin);
   EpilogueParams to = output;
   // Copies get the bias once.
-  if ((rounds_first && to.accumulate) || num_copies > 1) round_result(sums, to, column + begin);
+  if (num_copies > 1) round_result(sums, to, column + begin);
 #pragma unroll 1
   for (int i = 0; i < num_copies; ++i) {
-    to.c = c_of(i);
+    place(i, &to);
     store_tile_rows(sums, to, buffers, row, row_end, column + begin);
   }
 }
 
-// All columns of it, to one place.
+// 16-bit partials of at most two sources, in pieces of SUM_COLUMNS columns. A lane has 16 loads of 16 bytes in
+// flight: two pieces', and then the next one's while a piece is stored.
+template <int BLOCK_N>
+class SlabPieces {
+  static constexpr int SOURCES = 2;
+  static constexpr int LOADS = 16;
+  static constexpr int CHUNKS = SUM_COLUMNS<BLOCK_N> / 16;  // of a source
+  static constexpr int SIZE = SOURCES * CHUNKS;             // of a piece
+
+ public:
+  static constexpr int NUM = BLOCK_N / SUM_COLUMNS<BLOCK_N>;
+
+  __device__ __forceinline__ explicit SlabPieces(const PartialSlabs& slabs) : slabs_(slabs) {
+#pragma unroll
+    for (int i = 0; i < TOGETHER; ++i) load(i, i);
+  }
+
+  // Of piece `number`; they are taken one after the other.
+  template <class T>
+  __device__ __forceinline__ void take_sums(float (&sums)[8 * CHUNKS], int number) {
+#pragma unroll
+    for (float& sum : sums) sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < SIZE; ++i) PartialChunk<T>::add(sums + i % CHUNKS * 8, chunks_[i]);
+#pragma unroll
+    for (int i = SIZE; i < TOGETHER * SIZE; ++i) chunks_[i - SIZE] = chunks_[i];
+    if (number + TOGETHER < NUM) load(TOGETHER - 1, number + TOGETHER);
+  }
+
+ private:
+  static constexpr int TOGETHER = NUM * SIZE < LOADS ? NUM : LOADS / SIZE;
+
+  __device__ __forceinline__ void load(int place, int number) {
+    const std::byte* lane = slabs_.first + number * CHUNKS * 512 + threadIdx.x % 32 * 16;
+#pragma unroll
+    for (int i = 0; i < SIZE; ++i) {
+      const int source = i / CHUNKS;
+      chunks_[place * SIZE + i] = make_uint4(0, 0, 0, 0);
+      if (source < slabs_.nranks)
+        chunks_[place * SIZE + i] =
+            __ldcg(reinterpret_cast<const uint4*>(lane + source * slabs_.slot_bytes + i % CHUNKS * 512));
+    }
+  }
+
+  const PartialSlabs slabs_;
+  uint4 chunks_[TOGETHER * SIZE];
+};
+
+// Sums all columns of a warp's slab.
 template <int BLOCK_N>
 __device__ __forceinline__ void finish_slab(const PartialSlabs& slabs, GemmType comm_type,
                                             const EpilogueParams& output, bool rounds_first,
                                             EpilogueBuffers<1>& buffers, int row, int row_end, int column) {
+  float sums[SUM_COLUMNS<BLOCK_N> / 2];
+  if (comm_type == GemmType::fp32 || slabs.nranks > 2) {
 #pragma unroll 1
-  for (int begin = 0; begin < BLOCK_N; begin += SUM_COLUMNS<BLOCK_N>) {
-    finish_columns<BLOCK_N>(
-        slabs, comm_type, output, rounds_first, 1, [&](int) { return output.c; }, buffers, row, row_end, column,
-        begin);
+    for (int begin = 0; begin < BLOCK_N; begin += SUM_COLUMNS<BLOCK_N>) {
+      sum_columns<BLOCK_N>(sums, slabs, comm_type, begin);
+      store_sums(sums, output, rounds_first, buffers, row, row_end, column + begin);
+    }
+    return;
+  }
+  using Pieces = SlabPieces<BLOCK_N>;
+  Pieces pieces(slabs);
+#pragma unroll 1
+  for (int piece = 0; piece < Pieces::NUM; ++piece) {
+    if (comm_type == GemmType::bf16) {
+      pieces.template take_sums<__nv_bfloat16>(sums, piece);
+    } else {
+      pieces.template take_sums<__half>(sums, piece);
+    }
+    store_sums(sums, output, rounds_first, buffers, row, row_end, column + piece * SUM_COLUMNS<BLOCK_N>);
   }
 }
 

@@ -20,7 +20,8 @@ struct TileWork {
   int first_peer;
   int num_peers;
   bool is_owner;
-  int ordinal;  // of the CTA's tiles; RankTileCursor alone counts
+  int ordinal;           // of the CTA's tiles; RankTileCursor and OwnerTileCursor alone count
+  bool is_last = false;  // of the CTA's; OwnerTileCursor alone says so
 };
 
 // Whether consumer_role() settles, tile by tile, that a warp's threads walk alike (gemm_roles.cuh).

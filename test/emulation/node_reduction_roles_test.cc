@@ -18,6 +18,7 @@ namespace mk {
 struct EmulatedTiles {
   static constexpr int BLOCK_M = 64;
   static constexpr int BLOCK_N = 96;  // sums of 32 columns: several units of a slab
+  static constexpr int NUM_ROW_BLOCKS = 1;
   static constexpr int NUM_CONSUMER_WARPS = BLOCK_M / 16;
   static constexpr int NUM_WARPS = NUM_CONSUMER_WARPS + NUM_COPY_WARPS;
 };
@@ -82,6 +83,8 @@ class NodeReductionRank {
     params_.comm_type = shape.comm_type;
     params_.reduction = shape.reduction;
     params_.is_direct = shape.is_direct;
+    params_.sums_beside =
+        !shape.is_direct && shape.comm_type == shape.out_type && shape.comm_type != GemmType::fp32;
     params_.is_paced = shape.is_paced;
     share_out(shape);
     make_output(shape);
@@ -268,6 +271,7 @@ TEST_CASE("inside a node rows are summed by their owners, launch after launch", 
         shapes.push_back(shape);
       };
       add({.m = 300, .n = 200, .margin = 8});
+      add({.m = 400, .n = 184, .comm_type = fp16, .out_type = fp16});
       add({.m = 5, .n = 97, .comm_type = fp32, .out_type = fp16, .margin = 3, .accumulates = true});
       add({.m = 290, .n = 96, .comm_type = fp16, .out_type = fp32, .has_bias = true});
       add({.m = 4, .n = 300, .accumulates = true, .has_bias = true});

@@ -289,6 +289,14 @@ std::vector<Case> make_cases() {
       }
     }
   }
+  // Own tiles summed while the next are computed: where tiles are several a CTA, and long.
+  for (const mk_operator_t op : {MK_OPERATOR_GEMM_REDUCE_SCATTER, MK_OPERATOR_GEMM_ALLREDUCE}) {
+    for (const bool transposed : {false, true}) {
+      const mk_dtype_t dtype = transposed ? MK_DTYPE_FP16 : MK_DTYPE_BF16;
+      cases.push_back({op, 2100, 4104, 6400, transposed, dtype, dtype, false, false, false, 128, 256});
+      cases.push_back({op, 2100, 4104, 6400, transposed, dtype, dtype, false, true, false, 128, 256});
+    }
+  }
   for (const mk_algorithm_t algorithm : {MK_ALGORITHM_ONE_SHOT, MK_ALGORITHM_TWO_SHOT}) {
     for (const int64_t m : {5, 64, 200, 700}) {
       cases.push_back({MK_OPERATOR_GEMM_ALLREDUCE, m, 1056, 192, false, MK_DTYPE_BF16, MK_DTYPE_BF16, false,

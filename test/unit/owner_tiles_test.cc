@@ -71,12 +71,18 @@ TEST_CASE("workers share the tiles out, and pass over those that are not there")
     for (int worker = 0; worker < NUM_WORKERS; ++worker) {
       OwnerTileCursor cursor(tiles, K_STEPS, worker, NUM_WORKERS);
       TileWork work;
+      bool was_last = false;
       for (int ordinal = 0; cursor.next(&work, exists); ++ordinal) {
+        CHECK((ordinal == 0 || !was_last));
+        was_last = work.is_last;
         CHECK(work.ordinal == ordinal);
         CHECK((work.k_begin == 0 && work.k_end == K_STEPS && work.is_owner && work.num_peers == 0));
         CHECK(seen.insert({work.m_tile, work.n_tile}).second);
         CHECK(exists({work.m_tile / tiles.tile_rows, work.m_tile % tiles.tile_rows, work.n_tile}));
       }
+      // Unless what an owner does not have comes last.
+      const int last = worker + (tiles.size() - 1 - worker) / NUM_WORKERS * NUM_WORKERS;
+      if (worker < tiles.size() && exists(tiles.at(last))) CHECK(was_last);
     }
     CHECK(static_cast<int>(seen.size()) == expected);
   }

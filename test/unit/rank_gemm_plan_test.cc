@@ -229,6 +229,26 @@ TEST_CASE("pushes of partial sums are paced where the links have time") {
   CHECK(!plan_of(make_call(MK_OPERATOR_GEMM_ALLREDUCE, 8192, 8192, 2048), 0, 4).is_paced);
 }
 
+TEST_CASE("own tiles are summed beside the product where there is time") {
+  const auto sums_beside = [](mk_operator_t op, int64_t m, int64_t k, int nranks) {
+    return plan_of(make_call(op, m, 8192, k), 0, nranks).sums_beside;
+  };
+  CHECK(sums_beside(MK_OPERATOR_GEMM_REDUCE_SCATTER, 8192, 2048, 2));
+  CHECK(!sums_beside(MK_OPERATOR_GEMM_REDUCE_SCATTER, 8192, 1024, 2));
+  CHECK(!sums_beside(MK_OPERATOR_GEMM_REDUCE_SCATTER, 8192, 2048, 4));
+  CHECK(sums_beside(MK_OPERATOR_GEMM_REDUCE_SCATTER, 8192, 8192, 4));
+  CHECK(!sums_beside(MK_OPERATOR_GEMM_REDUCE_SCATTER, 8192, 65536, 5));
+  CHECK(sums_beside(MK_OPERATOR_GEMM_ALLREDUCE, 8192, 3072, 2));
+  CHECK(!sums_beside(MK_OPERATOR_GEMM_ALLREDUCE, 8192, 2048, 2));
+  CHECK(!sums_beside(MK_OPERATOR_GEMM_ALLREDUCE, 512, 8192, 2));  // one tile a CTA at most
+  CHECK(!sums_beside(MK_OPERATOR_GEMM_REDUCE_SCATTER, 8192, 0, 2));
+  GemmCall call = make_call(MK_OPERATOR_GEMM_REDUCE_SCATTER, 8192, 8192, 4096);
+  call.comm_dtype = MK_DTYPE_FP32;
+  CHECK(!plan_of(call, 0, 2).sums_beside);
+  call.out_dtype = MK_DTYPE_FP32;
+  CHECK(!plan_of(call, 0, 2).sums_beside);
+}
+
 TEST_CASE("an all-reduce goes one-shot while its matrix is small") {
   const auto algorithm = [](int64_t m, mk_algorithm_t wanted) {
     GemmCall call = make_call(MK_OPERATOR_GEMM_ALLREDUCE, m, 8192, 2048);

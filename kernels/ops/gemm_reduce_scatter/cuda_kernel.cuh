@@ -2,7 +2,7 @@
 // GEMM+ReduceScatter and GEMM+AllReduce as one persistent kernel. The epilogue leaves partial tiles in a small
 // ring in device memory (the L2), and the push warps send them to the slots of their rows' owner while the next
 // tile is computed. In each round a rank computes its own tiles last, when the others' partials of them have
-// mostly arrived, and sums in the epilogue.
+// mostly arrived, and sums in the epilogue or, where there is time, in the push warps.
 #pragma once
 
 #include "kernels/device/copy_rows.cuh"
@@ -159,7 +159,15 @@ __device__ __forceinline__ PartialSlabs slabs_of(const RankLaunch& launch, const
       params.slot_bytes, params.comm.nranks};
 }
 
-// A two-shot's sums go into the gathered result in the receive area, and from there to C, and to the peers.
+// A two-shot's own rows go straight to C, and from there to the peers, unless they are added to C, or the bulk
+// copy engine could not take them from there.
+__device__ __forceinline__ bool sums_to_c(const CudaParams& params) {
+  const EpilogueParams& output = params.output;
+  if (output.accumulate) return false;
+  return params.is_direct || (output.rows_aligned && output.n * element_bytes_of(output.out_type) % 16 == 0);
+}
+
+// Otherwise they go into the gathered result in the receive area, as the other owners' rows do.
 __device__ __forceinline__ EpilogueParams gathered_output(const RankLaunch& launch, const CudaParams& params) {
   EpilogueParams output = params.output;
   output.c = launch.area(params.comm.rank, params.gather_begin);
@@ -196,8 +204,23 @@ __device__ __forceinline__ void exchange_slab(const RankLaunch& launch, const Cu
   }
 }
 
-// 64 rows of a finished product: another owner's go there, this rank's own are summed; but what is exchanged
-// straight from the registers is summed when all tiles are computed (finish_units), unless every rank sums all.
+// Is this rank's own tile summed by its CTA's push warps, while the next one is computed? They leave to the
+// consumers what is more than a sum, for which they have no registers, and the CTA's last tile.
+__device__ __forceinline__ bool push_warps_sum(const CudaParams& params, const TileWork& work) {
+  const EpilogueParams& output = params.output;
+  return params.sums_beside && !work.is_last && !output.accumulate && output.bias == nullptr &&
+         output.rows_aligned && output.n % 8 == 0;
+}
+
+// Where this rank's sums go.
+__device__ __forceinline__ EpilogueParams own_output(const RankLaunch& launch, const CudaParams& params) {
+  const bool is_gathered = params.reduction == Reduction::two_shot && !sums_to_c(params);
+  return is_gathered ? gathered_output(launch, params) : params.output;
+}
+
+// 64 rows of a finished product: another owner's go there, this rank's own are summed, here or by the push
+// warps; but what is exchanged straight from the registers is summed when all tiles are computed
+// (finish_units), unless every rank sums all.
 template <class Config>
 __device__ __forceinline__ void finish_block(const RankLaunch& launch, const CudaParams& params,
                                              RankGemmStorage<Config>& smem, const TileWork& work, int block,
@@ -219,16 +242,17 @@ __device__ __forceinline__ void finish_block(const RankLaunch& launch, const Cud
                                  : staged_tile<Config>(params, work.ordinal % NUM_STAGED_TILES);
     store_slab(accumulators, params.comm_type, to + slab_offset<Config>(params, slab));
   }
-  if (has_rows && is_own && (!params.is_direct || params.reduction == Reduction::one_shot)) {
+  const bool sums_here =
+      params.is_direct ? params.reduction == Reduction::one_shot : !push_warps_sum(params, work);
+  if (has_rows && is_own && sums_here) {
     wait_partials<Config>(launch, params, place.tile, slab);
     const Tracer tracer(params.comm.trace, TRACE_COMPUTE + threadIdx.x / 128);
     const uint64_t start = tracer.now();
-    const bool two_shot = params.reduction == Reduction::two_shot;
-    const int first_row = two_shot ? first_row_of(params, rank) : 0;
+    const int first_row = params.reduction == Reduction::two_shot ? first_row_of(params, rank) : 0;
     finish_slab<Config::BLOCK_N>(slabs_of<Config>(launch, params, place.tile, slab), params.comm_type,
-                                 two_shot ? gathered_output(launch, params) : params.output,
-                                 params.reduction == Reduction::one_shot, smem.epilogue[threadIdx.x / 32],
-                                 first_row + row, first_row + row_end, place.n_tile * Config::BLOCK_N);
+                                 own_output(launch, params), params.reduction == Reduction::one_shot,
+                                 smem.epilogue[threadIdx.x / 32], first_row + row, first_row + row_end,
+                                 place.n_tile * Config::BLOCK_N);
     tracer.record(TraceKind::reduce, start, trace_tile(work));
   }
   if (!params.is_direct) pass_to_push_warps(smem, work.ordinal);
@@ -317,25 +341,35 @@ __device__ __forceinline__ void finish_units(const RankLaunch& launch, const Cud
     if (unit.rows == 0) continue;
     const Tracer tracer(params.comm.trace, TRACE_COMPUTE + threadIdx.x / 128);
     const uint64_t start = tracer.now();
-    EpilogueParams output = params.output;
-    if (two_shot && !writes_outputs) output = gathered_output(launch, params);
     const int row = (two_shot ? first_row_of(params, rank) : 0) + unit.row;
     finish_columns<Config::BLOCK_N>(
-        slabs_of<Config>(launch, params, unit.tile, unit.slab), params.comm_type, output, false,
+        slabs_of<Config>(launch, params, unit.tile, unit.slab), params.comm_type, params.output,
         two_shot ? nranks : 1,
-        [&](int step) -> void* {
-          if (!two_shot) return params.output.c;
+        [&](int step, EpilogueParams* output) {
+          if (!two_shot || (step == 0 && sums_to_c(params))) return;
           const int peer = rank >= step ? rank - step : rank - step + nranks;
-          return writes_outputs ? params.comm.outputs[peer] : launch.area(peer, params.gather_begin);
+          if (writes_outputs) {
+            output->c = params.comm.outputs[peer];
+            return;
+          }
+          const void* const bias = output->bias;  // none, if it has been added
+          *output = gathered_output(launch, params);
+          output->c = launch.area(peer, params.gather_begin);
+          output->bias = bias;
         },
         smem.epilogue[threadIdx.x / 32], row, row + unit.rows, unit.n_tile * Config::BLOCK_N, unit.begin);
-    if (two_shot) {
-      __syncwarp();
-      for (int peer = threadIdx.x % 32; peer < nranks; peer += 32) {
-        launch.raise_flag(peer, gather_flag<Config>(params, rank, unit));
-      }
-    }
     tracer.record(TraceKind::reduce, start, unit.tile);
+  }
+  if (!two_shot) return;
+  // Behind all units: the fence waits until what has been stored is there, which would hold up the next unit.
+  __syncwarp();
+  ptx::fence_acq_rel_sys();
+  for (int number = threadIdx.x / 32 * num_ctas + blockIdx.x; number < num_units; number += stride) {
+    const SlabUnit unit = slab_unit<Config>(params, rank, number);
+    if (unit.rows == 0) continue;
+    for (int peer = threadIdx.x % 32; peer < nranks; peer += 32) {
+      launch.raise_flag_relaxed(peer, gather_flag<Config>(params, rank, unit));
+    }
   }
 }
 
@@ -380,18 +414,114 @@ __device__ __forceinline__ void push_partial(const CudaParams& params, Push& pus
       });
 }
 
+// A piece of an own tile: some columns of a slab.
+struct OwnPiece {
+  int slab;
+  int begin;
+};
+
+// Push warps, of an own tile: sums it to C, 16 * CHUNKS columns of a slab at a time. The bulk copy engine
+// brings the partials to shared memory, since push warps have too few registers for many loads in flight.
+template <class Config, int CHUNKS, class Push>
+__device__ __forceinline__ void sum_tile(const RankLaunch& launch, const CudaParams& params, Push& push,
+                                         int warp, const TilePlace& place, int num_rows) {
+  constexpr int COLUMNS = 16 * CHUNKS;
+  constexpr int SOURCE_BYTES = CHUNKS * 512;
+  constexpr int PIECES = Config::BLOCK_N / COLUMNS;  // of a slab
+  constexpr int LANES_PER_ROW = COLUMNS / 8;
+  constexpr int ROW_PITCH = COLUMNS * 2 + 16;  // no two rows of a matrix in the same banks
+  static_assert(Config::BLOCK_N % COLUMNS == 0 && 16 * ROW_PITCH <= Push::PIECE_BYTES);
+  static_assert(SOURCE_BYTES * (CHUNKS > 2 ? 2 : MOST_SOURCES_BESIDE) <= Push::PIECE_BYTES);
+  const int nranks = params.comm.nranks;
+  const bool is_bf16 = params.comm_type == GemmType::bf16;
+  const int lane = threadIdx.x % 32;
+  const int64_t first_row =
+      (params.reduction == Reduction::two_shot ? first_row_of(params, params.comm.rank) : 0) + place.row;
+  int next = warp;
+  push.template move<OwnPiece>(
+      [&](OwnPiece* piece) {
+        *piece = {next / PIECES, next % PIECES * COLUMNS};
+        next += NUM_PUSH_WARPS;
+        return piece->slab * 16 < num_rows;
+      },
+      [&](const OwnPiece& piece, uint8_t* buffer, uint64_t* loaded) {
+        if (lane == 0) ptx::mbarrier_arrive_expect_tx(loaded, nranks * SOURCE_BYTES);
+        __syncwarp();
+        if (lane >= nranks) return;
+        const PartialSlabs slabs = slabs_of<Config>(launch, params, place.tile, piece.slab);
+        ptx::cp_async_bulk_shared_global(buffer + lane * SOURCE_BYTES,
+                                         slabs.first + lane * slabs.slot_bytes + piece.begin / 16 * 512,
+                                         SOURCE_BYTES, loaded);
+      },
+      [&](const OwnPiece& piece, uint8_t* buffer) {
+        float sums[8 * CHUNKS];
+#pragma unroll
+        for (float& sum : sums) sum = 0.0f;
+#pragma unroll 1
+        for (int source = 0; source < nranks; ++source) {
+          const uint4* chunks = reinterpret_cast<const uint4*>(buffer + source * SOURCE_BYTES) + lane;
+#pragma unroll
+          for (int i = 0; i < CHUNKS; ++i) {
+            if (is_bf16) {
+              PartialChunk<__nv_bfloat16>::add(sums + 8 * i, chunks[32 * i]);
+            } else {
+              PartialChunk<__half>::add(sums + 8 * i, chunks[32 * i]);
+            }
+          }
+        }
+        __syncwarp();  // all have read what is now written over
+        const uint32_t row =
+            ptx::smem_address(buffer) + (lane % 8 + lane / 8 % 2 * 8) * ROW_PITCH + lane / 16 * 16;
+#pragma unroll
+        for (int i = 0; i < CHUNKS; ++i) {
+          const uint4 sum = is_bf16 ? PartialChunk<__nv_bfloat16>::pack(sums + 8 * i)
+                                    : PartialChunk<__half>::pack(sums + 8 * i);
+          ptx::stmatrix_x4(row + 32 * i, sum.x, sum.y, sum.z, sum.w);
+        }
+        __syncwarp();
+        const int lane_row = lane / LANES_PER_ROW;
+        const int chunk = lane % LANES_PER_ROW;
+        const int column = place.n_tile * Config::BLOCK_N + piece.begin + chunk * 8;
+        const int rows = column < params.output.n ? num_rows - piece.slab * 16 - lane_row : 0;
+        std::byte* to = static_cast<std::byte*>(params.output.c) +
+                        ((first_row + piece.slab * 16 + lane_row) * params.output.ldc + column) * 2;
+#pragma unroll
+        for (int i = 0; i < 16; i += 32 / LANES_PER_ROW) {
+          const uint4 sum =
+              ptx::ld_shared_v4(ptx::smem_address(buffer) + (lane_row + i) * ROW_PITCH + chunk * 16);
+          if (i < rows) *reinterpret_cast<uint4*>(to + i * params.output.ldc * 2) = sum;
+        }
+        ptx::fence_proxy_async_shared_cta();  // the next piece comes by the bulk copy engine
+      });
+}
+
+// The same, of partials that have all come.
+template <class Config, class Push>
+__device__ __forceinline__ void sum_own_tile(const RankLaunch& launch, const CudaParams& params, Push& push,
+                                             int warp, const TilePlace& place, int num_rows) {
+  // Two sources' partials of twice as many columns fit.
+  constexpr int MOST_CHUNKS = Config::BLOCK_N % 64 == 0 ? 4 : 2;
+  ptx::fence_proxy_async_global();  // another proxy than that of the loads that saw the flags
+  if (params.comm.nranks <= 2) {
+    sum_tile<Config, MOST_CHUNKS>(launch, params, push, warp, place, num_rows);
+  } else {
+    sum_tile<Config, 2>(launch, params, push, warp, place, num_rows);
+  }
+}
+
 // A piece of a finished tile: its first row.
 struct FinishedPiece {
   int row;
 };
 
-// Rows of a finished tile, from where this rank has gathered them to the same place at every peer, or to C of
-// all ranks, this one included.
+// Rows of a finished tile, from C, or from where this rank has gathered them, to where every peer gathers them,
+// or to C of all ranks that do not have them there.
 template <class Config, class Push>
 __device__ __forceinline__ void push_finished(const RankLaunch& launch, const CudaParams& params, Push& push,
                                               int warp, int first_row, int num_rows, int column) {
   const int rank = params.comm.rank;
   const bool writes_outputs = launch.writes_outputs();
+  const bool are_in_c = sums_to_c(params);
   const int lane = threadIdx.x % 32;
   const int element_bytes = element_bytes_of(params.output.out_type);
   const int rows_per_piece = 16 / element_bytes;
@@ -399,6 +529,8 @@ __device__ __forceinline__ void push_finished(const RankLaunch& launch, const Cu
   const int buffer_pitch = Config::BLOCK_N * element_bytes;
   const int row_bytes = (min(params.output.n - column, Config::BLOCK_N) * element_bytes + 15) / 16 * 16;
   const int64_t begin = params.gather_begin + first_row * params.gather_pitch + column * int64_t{element_bytes};
+  const int64_t pitch_in_c = params.output.ldc * element_bytes;
+  const int64_t begin_in_c = first_row * pitch_in_c + column * int64_t{element_bytes};
   int next_row = warp * rows_per_piece;
   push.template move<FinishedPiece>(
       [&](FinishedPiece* piece) {
@@ -411,19 +543,20 @@ __device__ __forceinline__ void push_finished(const RankLaunch& launch, const Cu
         if (lane == 0) ptx::mbarrier_arrive_expect_tx(loaded, rows * row_bytes);
         __syncwarp();
         if (lane >= rows) return;
-        const int64_t offset = begin + (piece.row + lane) * params.gather_pitch;
-        ptx::cp_async_bulk_shared_global(buffer + lane * buffer_pitch, launch.area(rank, offset), row_bytes,
-                                         loaded);
+        const int row = piece.row + lane;
+        const std::byte* const from =
+            are_in_c ? static_cast<const std::byte*>(params.output.c) + begin_in_c + row * pitch_in_c
+                     : launch.area(rank, begin + row * params.gather_pitch);
+        ptx::cp_async_bulk_shared_global(buffer + lane * buffer_pitch, from, row_bytes, loaded);
       },
       [&](const FinishedPiece& piece, const uint8_t* buffer) {
         keep_pace(params, push);
         if (lane < min(rows_per_piece, num_rows - piece.row)) {
           const int64_t row = piece.row + lane;
-          const int64_t offset = writes_outputs
-                                     ? ((first_row + row) * params.output.ldc + column) * element_bytes
-                                     : begin + row * params.gather_pitch;
+          const int64_t offset =
+              writes_outputs ? begin_in_c + row * pitch_in_c : begin + row * params.gather_pitch;
 #pragma unroll 1
-          for (int step = writes_outputs ? 0 : 1; step < params.comm.nranks; ++step) {
+          for (int step = writes_outputs && !are_in_c ? 0 : 1; step < params.comm.nranks; ++step) {
             const int peer = rank >= step ? rank - step : rank - step + params.comm.nranks;
             std::byte* const to =
                 writes_outputs ? params.comm.outputs[peer] + offset : launch.area(peer, offset);
@@ -434,7 +567,7 @@ __device__ __forceinline__ void push_finished(const RankLaunch& launch, const Cu
       });
 }
 
-// Both push warps of a CTA: what the consumers finish, as long as peers want it.
+// Both push warps of a CTA: what the consumers finish, as long as peers want it, and sums of own tiles.
 template <class Config>
 __device__ __forceinline__ void push_tiles(const RankLaunch& launch, const CudaParams& params,
                                            RankGemmStorage<Config>& smem, int warp) {
@@ -451,25 +584,35 @@ __device__ __forceinline__ void push_tiles(const RankLaunch& launch, const CudaP
     const int slot = work.ordinal % NUM_STAGED_TILES;
     mbarrier_wait(&smem.staged_full[slot], work.ordinal / NUM_STAGED_TILES % 2);
     __syncwarp();  // all lanes have seen this phase before one lets the next begin
-    if (owner == rank && params.reduction != Reduction::two_shot) {
-      if (lane == 0) ptx::mbarrier_arrive(&smem.staged_empty[slot]);
-      continue;
-    }
+    const bool is_own = owner == rank;
+    const bool sums = is_own && push_warps_sum(params, work);
+    // Nothing of an own tile is staged: it lies where the others' partials of it do.
+    if (is_own && lane == 0) ptx::mbarrier_arrive(&smem.staged_empty[slot]);
+    if (is_own && !sums && params.reduction != Reduction::two_shot) continue;
+    if (sums) wait_partials<Config>(launch, params, tile, 0);
     const Tracer tracer(params.comm.trace, TRACE_COPY + warp);
-    tracer.begin(TraceKind::copy, trace_tile(work), owner);
-    if (owner != rank) {
-      push_partial<Config>(params, push, warp, work,
-                           launch.area(owner, slot_offset<Config>(params, rank, tile)), num_rows);
-    } else {
+    tracer.begin(sums ? TraceKind::reduce : TraceKind::copy, trace_tile(work), owner);
+    if (sums) {
+      sum_own_tile<Config>(launch, params, push, warp, place, num_rows);
+      tracer.end();
+      if (params.reduction != Reduction::two_shot) continue;
+      ptx::fence_proxy_async_global();  // the bulk copy engine reads what has been summed
+      ptx::barrier_sync(PUSH_BARRIER, NUM_PUSH_WARPS * 32);
+      tracer.begin(TraceKind::copy, trace_tile(work), owner);
+    }
+    if (is_own) {
       push_finished<Config>(launch, params, push, warp, first_row_of(params, rank) + place.row, num_rows,
                             place.n_tile * Config::BLOCK_N);
+    } else {
+      push_partial<Config>(params, push, warp, work,
+                           launch.area(owner, slot_offset<Config>(params, rank, tile)), num_rows);
+      if (lane == 0) ptx::mbarrier_arrive(&smem.staged_empty[slot]);
     }
-    if (lane == 0) ptx::mbarrier_arrive(&smem.staged_empty[slot]);
     push.template complete<0>();
     tracer.end();
     ptx::barrier_sync(PUSH_BARRIER, NUM_PUSH_WARPS * 32);
     if (warp != 0) continue;
-    if (owner != rank) {
+    if (!is_own) {
       if (lane == 0) launch.raise_flag(owner, partial_flag<Config>(params, rank, tile, 0));
     } else {
       for (int peer = lane; peer < params.comm.nranks; peer += 32) {
@@ -512,14 +655,16 @@ __device__ __forceinline__ void bring_rows(const EpilogueParams& output, std::by
   }
 }
 
-// Two-shot: brings all owners' finished rows from the receive area to C, or waits until owners have, in the
+// Two-shot: brings the owners' finished rows from the receive area to C, or waits until owners have, in the
 // order in which these, all at the same time, finish them. Pieces are handed out one by one, because the push
 // warps come late.
 template <class Config>
 __device__ __forceinline__ void gather_finished(const RankLaunch& launch, const CudaParams& params) {
   const int nranks = params.comm.nranks;
-  const int num_units = params.tiles_per_owner * nranks * units_of_tile<Config>(params);
   const int element_bytes = element_bytes_of(params.output.out_type);
+  // The next owners' first, this rank's, which are mostly there already, last.
+  const int num_owners = sums_to_c(params) ? nranks - 1 : nranks;
+  const int num_units = params.tiles_per_owner * num_owners * units_of_tile<Config>(params);
   launch.wait_for_outputs();
   while (true) {
     int number = 0;
@@ -529,9 +674,9 @@ __device__ __forceinline__ void gather_finished(const RankLaunch& launch, const 
     // All units of one owner's tile, then the next owner's.
     const int in_tile = number % units_of_tile<Config>(params);
     const int tiles = number / units_of_tile<Config>(params);
-    const int owner = owner_at(params, tiles % nranks);
+    const int owner = owner_at(params, tiles % num_owners);
     const SlabUnit unit =
-        slab_unit<Config>(params, owner, tiles / nranks * units_of_tile<Config>(params) + in_tile);
+        slab_unit<Config>(params, owner, tiles / num_owners * units_of_tile<Config>(params) + in_tile);
     if (unit.rows == 0) continue;
     launch.wait_flag(gather_flag<Config>(params, owner, unit), DeviceRole::gather, DeviceObject::reduced_tile,
                      owner, unit.tile);

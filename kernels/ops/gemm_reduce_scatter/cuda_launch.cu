@@ -40,6 +40,7 @@ class ReductionLaunchOf : public RankGemmLaunch {
     params_.gather_begin = plan.gather_begin;
     params_.gather_pitch = plan.gather_pitch;
     params_.is_paced = plan.is_paced;
+    params_.sums_beside = plan.sums_beside;
   }
 
   bool fill_maps(const GemmCall& call, const RankGemmPlan& plan) {

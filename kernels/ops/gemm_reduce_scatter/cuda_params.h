@@ -12,6 +12,9 @@
 
 namespace mk::gemm_reduce_scatter {
 
+// The most ranks whose partials of a few columns a push warp has room for in shared memory.
+constexpr int MOST_SOURCES_BESIDE = 4;
+
 struct CudaParams {
   RankComm comm;
   LoadParams load;
@@ -26,6 +29,7 @@ struct CudaParams {
   bool splits_rows;       // each owner has rows of its own
   bool splits_columns;    // or columns of its own; one-shot: neither
   bool is_direct;         // what is exchanged goes straight from registers
+  bool sums_beside;       // push warps sum own tiles while the next are computed
   int tiles_per_owner;    // tile_rows times tiles across
   int64_t slot_bytes;     // a source's partial tiles
   int first_flag;         // of partials: [source][tile], direct: [source][tile][16 rows]

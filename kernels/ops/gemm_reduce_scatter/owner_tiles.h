@@ -67,14 +67,16 @@ class OwnerTileCursor {
       : tiles_(tiles), num_k_steps_(num_k_steps), num_workers_(num_workers), next_(worker) {}
 
   // Passes over tiles of which has_tile(OwnerTile) is false, as owners with fewer do not have them. `work`
-  // counts rows of tiles as m_tile() does, and columns within the owner's.
+  // counts rows of tiles as m_tile() does, and columns within the owner's. A last tile behind which others are
+  // passed over is not called so.
   template <class HasTile>
   MK_HOST_DEVICE bool next(TileWork* work, HasTile&& has_tile) {
     while (next_ < tiles_.size()) {
       const OwnerTile tile = tiles_.at(next_);
       next_ = tiles_.after(next_, num_workers_);
       if (!has_tile(tile)) continue;
-      *work = {tiles_.m_tile(tile), tile.column, 0, num_k_steps_, 0, 0, true, num_tiles_++};
+      const bool is_last = next_ >= tiles_.size();
+      *work = {tiles_.m_tile(tile), tile.column, 0, num_k_steps_, 0, 0, true, num_tiles_++, is_last};
       return true;
     }
     return false;
