@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Times of the GEMM operators between GPUs, and of the same product alone on all GPUs at once.
 //
-//   operators_bench RANKS OPERATOR:M,N,K[,TILE_M,TILE_N,COPY_CTAS] ...     OPERATOR: ag, rs, ar; K as in the
-//   operator's call. Times are those of the slowest rank.
+//   operators_bench RANKS [--zeros] OPERATOR:M,N,K[,TILE_M,TILE_N,COPY_CTAS] ...     OPERATOR: ag, rs, ar; K as
+//   in the operator's call. Times are those of the slowest rank. Operands of the shapes after --zeros are zero,
+//   for which the tensor cores need less power: what is slow then is not slow for want of power.
 #include <algorithm>
 #include <cstring>
 
@@ -18,6 +19,7 @@ struct Shape {
   mk_operator_t op;
   long long m, n, k;
   int tile_m = 0, tile_n = 0, copy_ctas = 0;
+  bool zeros = false;
 };
 
 mk_status_t launch(mk_comm_t comm, const Shape& shape, const mk_tuning_t* tuning, const void* a, const void* b,
@@ -46,8 +48,15 @@ void run_shape(Rank& rank, const Shape& shape) {
   const bool gathers = shape.op == MK_OPERATOR_ALLGATHER_GEMM;
   const long long own = (shape.m + rank.nranks - 1) / rank.nranks;
   Buffer a(shape.m * shape.k * 2), b(shape.k * shape.n * 2), c(shape.m * shape.n * 2);
-  fill_random<<<512, 256, 0, rank.stream>>>(static_cast<uint32_t*>(a.data), a.bytes / 4, 1 + rank.rank);
-  fill_random<<<512, 256, 0, rank.stream>>>(static_cast<uint32_t*>(b.data), b.bytes / 4, 100 + rank.rank);
+  const auto fill = [&](const Buffer& buffer, uint32_t seed) {
+    if (shape.zeros) {
+      require_cuda(cudaMemsetAsync(buffer.data, 0, buffer.bytes, rank.stream), "cudaMemsetAsync");
+    } else {
+      fill_random<<<512, 256, 0, rank.stream>>>(static_cast<uint32_t*>(buffer.data), buffer.bytes / 4, seed);
+    }
+  };
+  fill(a, 1 + rank.rank);
+  fill(b, 100 + rank.rank);
   require_cuda(cudaStreamSynchronize(rank.stream), "filling");
   mk_tuning_t tuning = MK_TUNING_INIT;
   tuning.tile_m = shape.tile_m, tuning.tile_n = shape.tile_n, tuning.copy_ctas = shape.copy_ctas;
@@ -72,11 +81,11 @@ void run_shape(Rank& rank, const Shape& shape) {
     std::printf(
         "%s %6lld %6lld %6lld tile %3dx%-3d copy %2d fused %9.1f / %9.1f us  alone %9.1f / %9.1f  link %8.1f  "
         "ratio "
-        "%.3f / %.3f\n",
+        "%.3f / %.3f%s\n",
         names[shape.op], shape.m, shape.n, shape.k, shape.tile_m, shape.tile_n, shape.copy_ctas, fused.isolated,
         fused.back_to_back, alone.isolated, alone.back_to_back, link,
         fused.isolated / std::max(link, alone.isolated),
-        fused.back_to_back / std::max(link, alone.back_to_back));
+        fused.back_to_back / std::max(link, alone.back_to_back), shape.zeros ? " zeros" : "");
     std::fflush(stdout);
   }
   rank.meet();
@@ -89,8 +98,14 @@ int main(int argc, char** argv) {
   if (cudaGetDeviceCount(&num_devices) != cudaSuccess || num_devices == 0) return 77;
   if (argc < 3) return 2;
   std::vector<Shape> shapes;
+  bool zeros = false;
   for (int i = 2; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--zeros") == 0) {
+      zeros = true;
+      continue;
+    }
     Shape shape{};
+    shape.zeros = zeros;
     char name[3] = {};
     if (std::sscanf(argv[i], "%2s:%lld,%lld,%lld,%d,%d,%d", name, &shape.m, &shape.n, &shape.k, &shape.tile_m,
                     &shape.tile_n, &shape.copy_ctas) < 4) {
