@@ -98,7 +98,7 @@ bool has_time_to_sum(const GemmCall& call, int nranks, const RankGemmPlan& plan)
   const double sum_us = (nranks == 2 ? 13 : 20) * nranks;
   // A reduce-scatter's own tiles come one after the other; an all-reduce's among those of others.
   if (plan.reduction == Reduction::scatter) return sum_us < 1.15 * tile_us;
-  return sum_us + 2 * (nranks - 1) * PUSH_US < 0.8 * nranks * tile_us;
+  return sum_us + 2 * (nranks - 1) * PUSH_US < 0.7 * nranks * tile_us;
 }
 
 // An all-reduce's tiles are finished in many rounds, so that they travel all the time. What a reduce-scatter

@@ -239,7 +239,7 @@ TEST_CASE("own tiles are summed beside the product where there is time") {
   CHECK(sums_beside(MK_OPERATOR_GEMM_REDUCE_SCATTER, 8192, 8192, 4));
   CHECK(!sums_beside(MK_OPERATOR_GEMM_REDUCE_SCATTER, 8192, 65536, 5));
   CHECK(sums_beside(MK_OPERATOR_GEMM_ALLREDUCE, 8192, 3072, 2));
-  CHECK(!sums_beside(MK_OPERATOR_GEMM_ALLREDUCE, 8192, 2048, 2));
+  CHECK(!sums_beside(MK_OPERATOR_GEMM_ALLREDUCE, 8192, 2560, 2));
   CHECK(!sums_beside(MK_OPERATOR_GEMM_ALLREDUCE, 512, 8192, 2));  // one tile a CTA at most
   CHECK(!sums_beside(MK_OPERATOR_GEMM_REDUCE_SCATTER, 8192, 0, 2));
   GemmCall call = make_call(MK_OPERATOR_GEMM_REDUCE_SCATTER, 8192, 8192, 4096);
