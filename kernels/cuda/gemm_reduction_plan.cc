@@ -22,6 +22,10 @@ using gemm_reduce_scatter::TAGGED_COLUMNS;
 constexpr int64_t ONE_SHOT_EXTRA_BYTES = 2400000;
 constexpr int64_t ONE_SHOT_EXTRA_BYTES_TAGGED = 1000000;
 constexpr int64_t MAX_ONE_SHOT_ROWS = 1024;
+// Between two ranks there are no more bytes; but with two tiles a CTA and more the product of one can hide what
+// becomes of the other only by way of owners, who have to have enough rows for tiles of 128.
+constexpr int64_t FEW_ONE_SHOT_ROWS = 512;
+constexpr int64_t MAX_ONE_SHOT_ELEMENTS = 7500000;
 // Owners of an all-reduce of more rows share out rows: there are tiles enough of any height.
 constexpr int64_t MAX_ROWS_BY_COLUMNS = 1024;
 // With more tiles a CTA, what is exchanged takes the way that lets the product go on.
@@ -46,6 +50,7 @@ bool goes_one_shot(const GemmCall& call, int nranks) {
   const int64_t extra = bytes * (nranks - 1) * (nranks - 2) / nranks;
   const bool has_packets = element_bytes(call.comm_dtype) == 2 && element_bytes(call.out_dtype) == 2;
   return call.m <= MAX_ONE_SHOT_ROWS &&
+         (call.m <= FEW_ONE_SHOT_ROWS || call.m * call.n <= MAX_ONE_SHOT_ELEMENTS) &&
          extra <= (has_packets ? ONE_SHOT_EXTRA_BYTES_TAGGED : ONE_SHOT_EXTRA_BYTES);
 }
 

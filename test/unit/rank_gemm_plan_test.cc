@@ -259,6 +259,14 @@ TEST_CASE("an all-reduce goes one-shot while its matrix is small") {
   CHECK(algorithm(4096, MK_ALGORITHM_AUTO) == MK_ALGORITHM_TWO_SHOT);
   CHECK(algorithm(16, MK_ALGORITHM_TWO_SHOT) == MK_ALGORITHM_TWO_SHOT);
   CHECK(algorithm(4096, MK_ALGORITHM_ONE_SHOT) == MK_ALGORITHM_ONE_SHOT);
+  const auto of_two_ranks = [](int64_t m, int64_t n) {
+    return plan_of(make_call(MK_OPERATOR_GEMM_ALLREDUCE, m, n, 4096), 0, 2).plan.algorithm;
+  };
+  CHECK(of_two_ranks(1024, 4096) == MK_ALGORITHM_ONE_SHOT);
+  CHECK(of_two_ranks(768, 8192) == MK_ALGORITHM_ONE_SHOT);
+  CHECK(of_two_ranks(512, 28672) == MK_ALGORITHM_ONE_SHOT);
+  CHECK(of_two_ranks(1024, 8192) == MK_ALGORITHM_TWO_SHOT);
+  CHECK(of_two_ranks(768, 28672) == MK_ALGORITHM_TWO_SHOT);
 }
 
 TEST_CASE("with one tile a CTA at most, partial sums go straight from the registers") {
