@@ -163,6 +163,10 @@ shapes ,n=8192 m={16,32,64,128,256},k=2048 m={16,32,64,128,256},k=7168
 for operator in gemm_reduce_scatter gemm_allreduce; do
   table "decode-${operator//_/-}" mk-perf "$operator" "${ranks[@]}" --check --iters 20 "${shapes[@]}"
 done
+shapes "" m={256,1024,2048},n=8192,k=4096 m={1024,2048},n=8192,k=2048 m=1024,n=8192,k=7168 m=4096,n=8192,k=3584 m=8192,n=8192,k=3072 m={768,1024},n=28672,k=2048
+for operator in gemm_reduce_scatter gemm_allreduce; do
+  table "waves-${operator//_/-}" mk-perf "$operator" "${ranks[@]}" --mode both --check --iters 10 "${shapes[@]}"
+done
 for operator in allgather_gemm gemm_reduce_scatter gemm_allreduce; do
   table "square-${operator//_/-}" mk-perf "$operator" "${ranks[@]}" --preset square --mode both --check --iters 10
 done
