@@ -287,7 +287,7 @@ TEST_CASE("who waits for keys that do not come says for what", "[emulation]") {
   const std::vector<int> nodes = {0, 1};
   CHECK(run_ranks(RankKind::threads, {"loopback", "0"}, nodes, [&](Rank& rank) -> std::string {
           KeyRank keys(rank);
-          MK_EXPECT_OK(keys.set_up(300));
+          MK_EXPECT_OK(keys.set_up(3000));
           MK_EXPECT(rank.barrier());
           const NetworkParams params = keys.params({500, false, false});
           keys.launch(params, rank.rank == 0);
