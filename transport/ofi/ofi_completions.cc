@@ -192,9 +192,11 @@ void OfiTransport::check_timeouts() {
       peer.silent_since = now;
     } else if (!peer.left && now - peer.silent_since > timeout_) {
       fail(static_cast<int>(rank), MK_ERROR_NETWORK,
-           format("nothing was acknowledged for %lld ms (MK_OFI_TIMEOUT_MS): the path to it is blocked, or its "
+           format("nothing was acknowledged for %lld ms (MK_OFI_TIMEOUT_MS; under way %u writes and messages, "
+                  "not yet taken by the provider %zu puts and %zu signals): the path to it is blocked, or its "
                   "process stands still",
-                  static_cast<long long>(timeout_.count())));
+                  static_cast<long long>(timeout_.count()), peer.pending, peer.to_write.size(),
+                  peer.signals.size()));
     }
   }
 }
