@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
-// The roles of GEMM+ReduceScatter and GEMM+AllReduce between nodes, on emulated warps and host memory, over the
-// real transports: sums, puts, arrivals, forwards, and what the epilogue makes of a rank's own rows. Products
-// are made up, and go where the kernel would push them. And those of few bytes inside a node, in tagged
+// GEMM+ReduceScatter and GEMM+AllReduce between nodes on emulated warps and host memory, over the real
+// transports, all but the products, which are made up: the consumers' epilogues, pushes to the node, sums,
+// puts, arrivals, forwards, and what brings finished rows to C. And those of few bytes inside a node, in tagged
 // packets.
 #include "shim/device_words.h"
 
 #include <array>
+#include <cstring>
 #include <vector>
 
 #include "../support/catch.h"
@@ -18,13 +19,19 @@
 namespace mk {
 
 struct EmulatedTiles {
-  static constexpr int BLOCK_M = 32;
+  static constexpr int BLOCK_M = 64;
   static constexpr int BLOCK_N = 32;
-  static constexpr int NUM_THREADS = 160;  // the network's five warps
+  static constexpr int NUM_CONSUMER_WARPS = BLOCK_M / 16;
+  static constexpr int NUM_WARPS = NUM_CONSUMER_WARPS + NUM_COPY_WARPS;
+  static constexpr int NUM_THREADS = NUM_WARPS * 32;
 };
 template <>
 struct RankGemmStorage<EmulatedTiles> {
-  uint8_t bytes[sizeof(PushCtaStorage<EmulatedTiles::NUM_THREADS>)];
+  EpilogueBuffers<1> epilogue[EmulatedTiles::NUM_CONSUMER_WARPS];
+  PushStorage<NUM_PUSH_WARPS, PUSH_PIECE_BYTES> push;
+  uint64_t staged_full[NUM_STAGED_TILES];
+  uint64_t staged_empty[NUM_STAGED_TILES];
+  uint8_t rest[sizeof(PushCtaStorage<EmulatedTiles::NUM_THREADS>)];  // a CTA that sums has no products
 };
 
 struct EmulatedPacketTiles {
@@ -52,9 +59,9 @@ struct Shape {
   int blocks_across = 2;   // chunks of those that an owner has computed in a round
 };
 
-// A warp computes as if it were a CTA.
-constexpr int kNumWarps = EmulatedTiles::NUM_THREADS / 32;
+constexpr int kComputeCtas = 2;
 constexpr int kReduceCtas = 2;
+constexpr int kMaxCtas = kComputeCtas + kReduceCtas + gemm_reduce_scatter::NUM_NETWORK_CTAS;
 constexpr size_t kBankBytes = 4 << 20;
 constexpr int kTileBytes = EmulatedTiles::BLOCK_M * EmulatedTiles::BLOCK_N * 4;
 
@@ -63,7 +70,7 @@ class ReductionRank {
   ReductionRank(Rank& rank, bool reduces_all)
       : rank_(rank), reduces_all_(reduces_all), gpu_(rank), arrays_(rank.topology) {}
 
-  Status set_up() { return gpu_.set_up(kReduceCtas + 2, kBankBytes); }
+  Status set_up() { return gpu_.set_up(kMaxCtas, kBankBytes); }
   EmulatedGpu& gpu() { return gpu_; }
 
   NetworkParams params(const Shape& shape) {
@@ -82,7 +89,7 @@ class ReductionRank {
     params.splits_rows = true;
     params.tiles.num_m_tiles = rank_.nranks * params.tile_rows;
     params.tiles.num_n_tiles = static_cast<int>(ceil_div(shape.n, EmulatedTiles::BLOCK_N));
-    params.tiles.num_workers = kNumWarps;
+    params.tiles.num_workers = kComputeCtas;
     const int num_n_tiles = params.tiles.num_n_tiles;
     const int group_rows = std::min(shape.group_rows, params.tile_rows);
     params.network = {rank_.topology.num_nodes,
@@ -116,24 +123,13 @@ class ReductionRank {
   }
 
   void launch(const NetworkParams& params) {
-    const int reduce_ctas = gemm_reduce_scatter::is_alone(params) ? 0 : kReduceCtas;
-    EpilogueBuffers<1> epilogue[kNumWarps];
-    std::vector<std::vector<uint8_t>> smem(static_cast<size_t>(reduce_ctas) + 2,
-                                           std::vector<uint8_t>(sizeof(RankGemmStorage<EmulatedTiles>) + 128));
-    emulation::run_ctas(static_cast<unsigned>(reduce_ctas) + 2, kNumWarps, [&] {
-      const RankLaunch launch(params.comm);
-      const auto address = reinterpret_cast<uintptr_t>(smem[blockIdx.x].data());
-      auto* const storage = reinterpret_cast<uint8_t*>((address + 127) / 128 * 128);
-      launch.begin_cta();
-      if (blockIdx.x + gemm_reduce_scatter::NUM_NETWORK_CTAS == gridDim.x) {
-        gemm_reduce_scatter::run_network_cta<EmulatedTiles>(launch, params);
-      } else if (blockIdx.x > 0) {
-        gemm_reduce_scatter::run_reduce_cta<EmulatedTiles>(launch, params, storage);
-      } else {
-        compute(launch, params, *reinterpret_cast<PushStorage<kNumWarps, 1024>*>(storage),
-                epilogue[threadIdx.x / 32]);
-      }
-      launch.end_cta();
+    const unsigned num_ctas = kMaxCtas - (gemm_reduce_scatter::is_alone(params) ? kReduceCtas : 0);
+    for (int slot = 0; slot < kComputeCtas * NUM_STAGED_TILES; ++slot)
+      std::memset(params.comm.staging + slot * (STAGING_BYTES / NUM_STAGED_TILES), 0xff, kTileBytes);
+    std::vector<std::vector<uint8_t>> memory(num_ctas, std::vector<uint8_t>(sizeof(Smem) + 128));
+    emulation::run_ctas(num_ctas, EmulatedTiles::NUM_WARPS, [&] {
+      const auto address = reinterpret_cast<uintptr_t>(memory[blockIdx.x].data());
+      run_cta(params, reinterpret_cast<uint8_t*>((address + 127) / 128 * 128));
     });
   }
 
@@ -145,47 +141,57 @@ class ReductionRank {
   }
 
  private:
-  // A warp's tiles, as a CTA's roles have them: product, epilogue, pushes, and what is finished to C.
-  void compute(const RankLaunch& launch, const NetworkParams& params, PushStorage<kNumWarps, 1024>& storage,
-               EpilogueBuffers<1>& buffers) {
+  using Smem = RankGemmStorage<EmulatedTiles>;
+
+  // As the kernel's, but for the producer.
+  void run_cta(const NetworkParams& params, uint8_t* smem_bytes) {
+    using namespace gemm_reduce_scatter;
+    const RankLaunch launch(params.comm);
+    launch.begin_cta();
+    if (blockIdx.x >= kComputeCtas) {
+      if (blockIdx.x + NUM_NETWORK_CTAS == gridDim.x) {
+        run_network_cta<EmulatedTiles>(launch, params);
+      } else {
+        run_reduce_cta<EmulatedTiles>(launch, params, smem_bytes);
+      }
+      launch.end_cta();
+      return;
+    }
+    Smem& smem = *reinterpret_cast<Smem*>(smem_bytes);
+    if (threadIdx.x == 0) {
+      for (int slot = 0; slot < NUM_STAGED_TILES; ++slot) {
+        ptx::mbarrier_init(&smem.staged_full[slot], EmulatedTiles::NUM_CONSUMER_WARPS);
+        ptx::mbarrier_init(&smem.staged_empty[slot], NUM_PUSH_WARPS);
+      }
+      push_init(smem.push);
+    }
+    __syncthreads();
+    const int warp = static_cast<int>(threadIdx.x / 32);
+    const int copy_warp = warp - EmulatedTiles::NUM_CONSUMER_WARPS;
+    if (copy_warp < 0) {
+      consume(launch, params, smem, warp);
+    } else {
+      if (copy_warp < NUM_PUSH_WARPS) push_to_node<EmulatedTiles>(launch, params, smem, copy_warp);
+      if (reduces_all_) bring_finished<EmulatedTiles>(launch, params);
+    }
+    launch.end_cta();
+  }
+
+  void consume(const RankLaunch& launch, const NetworkParams& params, Smem& smem, int warp) {
     using namespace gemm_reduce_scatter;
     constexpr int N = EmulatedTiles::BLOCK_N;
-    const NetworkSchedule& schedule = params.network;
-    const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
-    BulkPush push(storage, warp);
-    OwnerTileCursor tiles(params.network_tiles, params.tiles.num_k_steps, warp, kNumWarps);
+    auto tiles = tile_cursor(params);
     TileWork work{};
     while (next_tile<EmulatedTiles>(params, tiles, &work)) {
       const RankTile place = order_of(params).place(work);
       const int owner = owner_at(params, place.position);
-      for (int slab = 0; slab < num_slabs_of<EmulatedTiles>(params, owner, place.index); ++slab) {
-        float accumulators[N / 2];
-        const int64_t first = first_row_of(params, owner);
-        multiply(accumulators, launch.epoch(), rank_.rank,
-                 first + place.index * EmulatedTiles::BLOCK_M + slab * 16, first + rows_of(params, owner),
-                 work.n_tile * N, params.output.n);
-        if (owner == rank_.rank) {
-          finish_own_slab<EmulatedTiles>(launch, params, buffers, work, place.index, slab, accumulators);
-        } else {
-          store_slab(accumulators, params.comm_type,
-                     launch.area(
-                         params.reducers.reducer[owner],
-                         schedule.partial_offset(params.reducers.reduction[owner], params.reducers.local_rank) +
-                             schedule.tile_offset(place.index, work.n_tile) +
-                             slab_offset_of<EmulatedTiles>(params, slab)));
-        }
-      }
-      __syncwarp();
-      if (owner == rank_.rank && !reduces_all_) continue;
-      if (owner == rank_.rank) {
-        push_finished_bytes(launch, params, push, schedule.finished_offset(owner, place.index, work.n_tile),
-                            kTileBytes, 0, 1);
-        push.complete<0>();
-      }
-      if (lane == 0) tell_of_tile(launch, params, owner, place, work);
-      __syncwarp();
+      const int64_t first = first_row_of(params, owner);
+      float accumulators[N / 2];
+      multiply(accumulators, launch.epoch(), rank_.rank,
+               first + place.index * EmulatedTiles::BLOCK_M + warp * 16, first + rows_of(params, owner),
+               work.n_tile * N, params.output.n);
+      finish_network_block<EmulatedTiles>(launch, params, smem, work, 0, accumulators);
     }
-    if (reduces_all_) bring_finished<EmulatedTiles>(launch, params);
   }
 
   Rank& rank_;
