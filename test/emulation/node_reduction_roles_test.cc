@@ -172,13 +172,7 @@ class NodeReductionRank {
   // As the kernel's, but for the producer.
   void run_cta(Smem& smem) {
     const RankLaunch launch(params_.comm);
-    if (threadIdx.x == 0) {
-      for (int slot = 0; slot < NUM_STAGED_TILES; ++slot) {
-        ptx::mbarrier_init(&smem.staged_full[slot], EmulatedTiles::NUM_CONSUMER_WARPS);
-        ptx::mbarrier_init(&smem.staged_empty[slot], NUM_PUSH_WARPS);
-      }
-      push_init(smem.push);
-    }
+    if (threadIdx.x == 0) staging_init(smem);
     launch.begin_cta();
     __syncthreads();
     const int warp = static_cast<int>(threadIdx.x / 32);

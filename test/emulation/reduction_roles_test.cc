@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cstring>
+#include <memory>
 #include <vector>
 
 #include "../support/catch.h"
@@ -126,11 +127,9 @@ class ReductionRank {
     const unsigned num_ctas = kMaxCtas - (gemm_reduce_scatter::is_alone(params) ? kReduceCtas : 0);
     for (int slot = 0; slot < kComputeCtas * NUM_STAGED_TILES; ++slot)
       std::memset(params.comm.staging + slot * (STAGING_BYTES / NUM_STAGED_TILES), 0xff, kTileBytes);
-    std::vector<std::vector<uint8_t>> memory(num_ctas, std::vector<uint8_t>(sizeof(Smem) + 128));
-    emulation::run_ctas(num_ctas, EmulatedTiles::NUM_WARPS, [&] {
-      const auto address = reinterpret_cast<uintptr_t>(memory[blockIdx.x].data());
-      run_cta(params, reinterpret_cast<uint8_t*>((address + 127) / 128 * 128));
-    });
+    std::vector<std::unique_ptr<Smem>> storage;
+    while (storage.size() < num_ctas) storage.push_back(std::make_unique<Smem>());
+    emulation::run_ctas(num_ctas, EmulatedTiles::NUM_WARPS, [&] { run_cta(params, *storage[blockIdx.x]); });
   }
 
   std::string check(const NetworkParams& params, uint64_t epoch) const {
@@ -144,7 +143,7 @@ class ReductionRank {
   using Smem = RankGemmStorage<EmulatedTiles>;
 
   // As the kernel's, but for the producer.
-  void run_cta(const NetworkParams& params, uint8_t* smem_bytes) {
+  void run_cta(const NetworkParams& params, Smem& smem) {
     using namespace gemm_reduce_scatter;
     const RankLaunch launch(params.comm);
     launch.begin_cta();
@@ -152,19 +151,12 @@ class ReductionRank {
       if (blockIdx.x + NUM_NETWORK_CTAS == gridDim.x) {
         run_network_cta<EmulatedTiles>(launch, params);
       } else {
-        run_reduce_cta<EmulatedTiles>(launch, params, smem_bytes);
+        run_reduce_cta<EmulatedTiles>(launch, params, reinterpret_cast<uint8_t*>(&smem));
       }
       launch.end_cta();
       return;
     }
-    Smem& smem = *reinterpret_cast<Smem*>(smem_bytes);
-    if (threadIdx.x == 0) {
-      for (int slot = 0; slot < NUM_STAGED_TILES; ++slot) {
-        ptx::mbarrier_init(&smem.staged_full[slot], EmulatedTiles::NUM_CONSUMER_WARPS);
-        ptx::mbarrier_init(&smem.staged_empty[slot], NUM_PUSH_WARPS);
-      }
-      push_init(smem.push);
-    }
+    if (threadIdx.x == 0) staging_init(smem);
     __syncthreads();
     const int warp = static_cast<int>(threadIdx.x / 32);
     const int copy_warp = warp - EmulatedTiles::NUM_CONSUMER_WARPS;

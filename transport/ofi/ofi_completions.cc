@@ -192,9 +192,8 @@ void OfiTransport::check_timeouts() {
       peer.silent_since = now;
     } else if (!peer.left && now - peer.silent_since > timeout_) {
       fail(static_cast<int>(rank), MK_ERROR_NETWORK,
-           format("nothing was acknowledged for %lld ms (MK_OFI_TIMEOUT_MS; under way %u writes and messages, "
-                  "not yet taken by the provider %zu puts and %zu signals): the path to it is blocked, or its "
-                  "process stands still",
+           format("nothing was acknowledged for %lld ms (MK_OFI_TIMEOUT_MS; %u writes and messages under way, "
+                  "%zu puts and %zu signals waiting): the path to it is blocked, or its process stands still",
                   static_cast<long long>(timeout_.count()), peer.pending, peer.to_write.size(),
                   peer.signals.size()));
     }

@@ -35,6 +35,15 @@ inline void mbarrier_wait(uint64_t* barrier, uint32_t phase) {
 }
 template <class Config>
 struct RankGemmStorage;
+// What storage_init() does beside the mainloop's part.
+template <class Config>
+void staging_init(RankGemmStorage<Config>& smem) {
+  for (int slot = 0; slot < NUM_STAGED_TILES; ++slot) {
+    ptx::mbarrier_init(&smem.staged_full[slot], Config::BLOCK_M / 16);
+    ptx::mbarrier_init(&smem.staged_empty[slot], NUM_PUSH_WARPS);
+  }
+  push_init(smem.push);
+}
 template <int BLOCK_N, int NUM_BUFFERS>
 class DeferredRows;
 struct AIsReady {};
