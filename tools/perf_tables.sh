@@ -155,13 +155,13 @@ fi
 ranks=(-g "$gpus")
 # Llama-3-70B's layers as four ranks share them, and for all-gathers also two, whatever the number of ranks.
 shapes "" m={16,32,64,128,256,512,1024},n=2560,k=8192 m={16,64,128,256},n=5120,k=8192 m={16,64,128},n=28672,k=8192
-table decode-allgather-gemm mk-perf allgather_gemm "${ranks[@]}" --check --iters 20 "${shapes[@]}"
+table decode-allgather-gemm mk-perf allgather_gemm "${ranks[@]}" --mode both --check --iters 20 "${shapes[@]}"
 # Of one to a few waves of tiles.
 shapes "" m={16,128,256,512,1024,2048,4096,8192},n=5120,k=8192 m={512,1024,2048,4096},n=2560,k=8192 m={16,256},n=28672,k=8192 m={1024,2048},n=14336,k=8192 m=2048,n=1024,k=2048 m=4096,n=2048,k=4096 m=8192,n=4096,k=8192 m=16384,n=8192,k=16384 m=1024,n=4096,k=4096 m=1536,n=2048,k=7168
 table waves-allgather-gemm mk-perf allgather_gemm "${ranks[@]}" --check --iters 10 "${shapes[@]}"
 shapes ,n=8192 m={16,32,64,128,256},k=2048 m={16,32,64,128,256},k=7168
 for operator in gemm_reduce_scatter gemm_allreduce; do
-  table "decode-${operator//_/-}" mk-perf "$operator" "${ranks[@]}" --check --iters 20 "${shapes[@]}"
+  table "decode-${operator//_/-}" mk-perf "$operator" "${ranks[@]}" --mode both --check --iters 20 "${shapes[@]}"
 done
 shapes "" m={256,1024,2048},n=8192,k=4096 m={1024,2048},n=8192,k=2048 m=1024,n=8192,k=7168 m=4096,n=8192,k=3584 m=8192,n=8192,k=3072 m={768,1024},n=28672,k=2048
 for operator in gemm_reduce_scatter gemm_allreduce; do

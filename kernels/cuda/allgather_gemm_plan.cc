@@ -81,11 +81,16 @@ int plan_product(const GemmCall& call, int64_t rows, int64_t k, int nranks, int 
   const bool is_small = call.mode == MK_ALLGATHER_FORWARD && !to.is_between_nodes && max_rows <= CHUNK_ROWS &&
                         (bytes <= FEW_BYTES || num_tiles <= all_ctas);
   const bool has_waves = to.gemm.num_workers == all_ctas;
-  // Between two ranks only beside many waves: of few, SMs that do not compute cost more. With more ranks that
-  // has not been measured since producers wait for rows without a fence.
+  // So only beside many waves: of few, SMs that do not compute cost more. With more than two ranks also where
+  // the links are busy for most of the product.
   constexpr int64_t MOST_WAVES_WITHOUT = 6;
-  const bool is_short = call.mode == MK_ALLGATHER_FORWARD && !to.is_between_nodes && nranks == 2 &&
-                        num_tiles <= MOST_WAVES_WITHOUT * all_ctas;
+  constexpr int64_t FEW_WAVES = 2;
+  constexpr double LINK_BYTES_PER_US = 363e3;
+  constexpr double BUSY_SHARE = 0.65;
+  const double link_us = bytes * (nranks - 1) / nranks / LINK_BYTES_PER_US;
+  const bool are_links_busy = nranks > 2 && link_us > BUSY_SHARE * to.gemm.predicted_us;
+  const bool is_short = call.mode == MK_ALLGATHER_FORWARD && !to.is_between_nodes &&
+                        num_tiles <= (are_links_busy ? FEW_WAVES : MOST_WAVES_WITHOUT) * all_ctas;
   to.plan.copy_ctas = (has_waves && !is_small && !is_short) || call.tuning.copy_ctas > 0
                           ? choose_push_ctas(call, num_sms, bytes, to.gemm.predicted_us, to.is_between_nodes)
                           : 0;
@@ -141,10 +146,12 @@ void choose_late_workers(const GemmCall& call, int64_t rows, double bytes, int n
   }
 }
 
-// Where each CTA would have one tile, those of other ranks' rows wait, and those of this rank's are through
-// early. So two CTAs share one of the first half along k, then one of the second. Of the large tiles the one
-// whose steps are shortest, beside pushes. Answers how many CTAs then compute, or 0: tiles are not shared.
-int choose_shared_tile(const GemmCall& call, int64_t rows, int nranks, int num_sms, RankGemmPlan& to) {
+// Where each CTA has one tile: of the large ones that whose steps are shortest, beside pushes. Tiles of other
+// ranks' rows wait, and those of this rank's are through early; so between two ranks two CTAs share a tile of
+// the first half along k, then one of the second. With more ranks the second half would have to wait until the
+// rows of the last are there, where whole tiles go on panel by panel with the rows of all. Answers how many
+// CTAs then compute, or 0: it is not so.
+int choose_one_wave(const GemmCall& call, int64_t rows, int nranks, int num_sms, RankGemmPlan& to) {
   constexpr int64_t LEAST_STEPS = 32;
   constexpr double LEAST_PART_OF_SMS = 0.7;
   constexpr double LOAD_BYTES_PER_CYCLE = 37;
@@ -156,7 +163,7 @@ int choose_shared_tile(const GemmCall& call, int64_t rows, int nranks, int num_s
     if (tile.ping_pong || tile.block_m < CHUNK_ROWS || !may_take(call, tile)) continue;
     const int64_t tile_rows = ceil_div(rows, tile.block_m);
     const int64_t num_tiles = nranks * tile_rows * ceil_div(call.n, tile.block_n);
-    if (num_tiles % 2 != 0 || num_tiles > num_sms) continue;
+    if ((nranks == 2 && num_tiles % 2 != 0) || num_tiles > num_sms) continue;
     if (static_cast<double>(num_tiles) < LEAST_PART_OF_SMS * num_sms) continue;
     const int64_t columns = call.b_layout == MK_LAYOUT_NK ? tile.block_n : round_up(tile.block_n, 64);
     const double load_bytes = 2.0 * GEMM_BLOCK_K * static_cast<double>(tile.block_m + columns);
@@ -172,7 +179,7 @@ int choose_shared_tile(const GemmCall& call, int64_t rows, int nranks, int num_s
     to.tile_rows = static_cast<int>(tile_rows);
     to.plan.copy_ctas = 0;
   }
-  to.shares_tiles = num_workers > 0;
+  to.shares_tiles = num_workers > 0 && nranks == 2;
   return num_workers;
 }
 
@@ -247,8 +254,8 @@ Status plan_gather(const GemmCall& call, int rank, int nranks, int num_sms, cons
   to.panel_steps = static_cast<int>(std::max<int64_t>(1, ceil_div(k_steps, to.num_panels)));
   to.num_panels = static_cast<int>(std::max<int64_t>(1, ceil_div(k_steps, to.panel_steps)));
   if (!to.is_between_nodes && !has_clusters) {
-    const int num_sharing = choose_shared_tile(call, max_rows, nranks, all_ctas, to);
-    if (num_sharing > 0) num_sms = num_sharing;
+    const int num_at_once = choose_one_wave(call, max_rows, nranks, all_ctas, to);
+    if (num_at_once > 0) num_sms = num_at_once;
     const double bytes = static_cast<double>(max_rows * call.k * 2) * (to.merged ? nranks : nranks - 1);
     choose_late_workers(call, to.merged ? call.m : max_rows, bytes, num_sms, to);
   }

@@ -37,9 +37,9 @@ constexpr double BLOCK_WAVES = 0.5;
 // Of a product's time, that the links may need, for pushes to be paced.
 constexpr double PACED_SHARE = 0.85;
 
-// What is exchanged travels in tagged packets up to so many bytes on the link: a reduce-scatter's, and those of
-// each of an all-reduce's exchanges.
-constexpr double MAX_TAGGED_BYTES_OF_REDUCE_SCATTER = 1100000;
+// What is exchanged travels in tagged packets up to so many bytes: a reduce-scatter's of one owner, for as many
+// as there are owners would each read all of B; and on the link those of each of an all-reduce's exchanges.
+constexpr double MAX_TAGGED_BYTES_OF_OWNER = 1100000;
 constexpr double MAX_TAGGED_BYTES_OF_ALLREDUCE = 2200000;
 
 bool goes_one_shot(const GemmCall& call, int nranks) {
@@ -91,16 +91,17 @@ bool leaves_links_free(const GemmCall& call, const RankGemmPlan& plan) {
          PACED_SHARE * LINK_BYTES_PER_US * product_us_of(call, plan);
 }
 
-// Have a CTA's push warps the time to sum its own tiles while the consumers go on? Measured between two ranks;
-// with more, pieces of a tile are half as wide, and the figure is a guess.
+// Have a CTA's push warps the time to sum its own tiles while the consumers go on? Measured between two and
+// four ranks.
 bool has_time_to_sum(const GemmCall& call, int nranks, const RankGemmPlan& plan) {
   constexpr double US_OF_K_STEP = 0.72;
+  constexpr double SUM_US_OF_RANK = 13;
   constexpr double PUSH_US = 10;
   if (plan.is_direct || plan.gemm.block_m != 128 || plan.gemm.block_n != 256) return false;
   if (nranks > gemm_reduce_scatter::MOST_SOURCES_BESIDE) return false;
   if (element_bytes(call.comm_dtype) != 2 || call.comm_dtype != call.out_dtype) return false;
   const double tile_us = US_OF_K_STEP * static_cast<double>(ceil_div(call.k, GEMM_BLOCK_K));
-  const double sum_us = (nranks == 2 ? 13 : 20) * nranks;
+  const double sum_us = SUM_US_OF_RANK * nranks;
   // A reduce-scatter's own tiles come one after the other; an all-reduce's among those of others.
   if (plan.reduction == Reduction::scatter) return sum_us < 1.15 * tile_us;
   return sum_us + 2 * (nranks - 1) * PUSH_US < 0.7 * nranks * tile_us;
@@ -141,7 +142,7 @@ double exchanged_bytes(const GemmCall& call, int nranks, Reduction reduction) {
 // them sooner.
 void choose_merged_tile(const GemmCall& call, int nranks, int num_sms, RankGemmPlan& to) {
   if (call.m == 0 || call.n == 0 || element_bytes(call.comm_dtype) != 2) return;
-  if (exchanged_bytes(call, nranks, to.reduction) > MAX_TAGGED_BYTES_OF_REDUCE_SCATTER) return;
+  if (exchanged_bytes(call, nranks, to.reduction) > (nranks - 1) * MAX_TAGGED_BYTES_OF_OWNER) return;
   for (const GemmTile& tile : gemm_reduce_scatter::TAGGED_TILES) {
     if (!may_take(call, tile)) continue;
     GemmShape shape;

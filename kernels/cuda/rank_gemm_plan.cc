@@ -44,7 +44,7 @@ GemmPlan choose_tile(const GemmCall& call, std::span<const GemmTile> tiles, int6
   const bool is_wgrad = call.mode == MK_ALLGATHER_WGRAD;
   for (const GemmTile& tile : tiles) {
     if (!may_take(call, tile)) continue;
-    // In more than one wave the highest takes longer than the model says: see choose_shared_tile().
+    // In more than one wave the highest takes longer than the model says: see choose_one_wave().
     if (tile.block_m > CHUNK_ROWS && call.tuning.tile_m == 0) continue;
     GemmShape shape;
     shape.m = (by_columns ? 1 : num_owners) * round_up(rows, tile.block_m);
