@@ -81,11 +81,10 @@ int plan_product(const GemmCall& call, int64_t rows, int64_t k, int nranks, int 
   const bool is_small = call.mode == MK_ALLGATHER_FORWARD && !to.is_between_nodes && max_rows <= CHUNK_ROWS &&
                         (bytes <= FEW_BYTES || num_tiles <= all_ctas);
   const bool has_waves = to.gemm.num_workers == all_ctas;
-  // So only beside many waves: of few, SMs that do not compute cost more. With more than two ranks also where
-  // the links are busy for most of the product.
+  // Beside few waves SMs that do not compute cost more: with more than two ranks, where the links are busy for
+  // most of the product, beside fewer still.
   constexpr int64_t MOST_WAVES_WITHOUT = 6;
   constexpr int64_t FEW_WAVES = 2;
-  constexpr double LINK_BYTES_PER_US = 363e3;
   constexpr double BUSY_SHARE = 0.65;
   const double link_us = bytes * (nranks - 1) / nranks / LINK_BYTES_PER_US;
   const bool are_links_busy = nranks > 2 && link_us > BUSY_SHARE * to.gemm.predicted_us;
@@ -155,6 +154,7 @@ int choose_one_wave(const GemmCall& call, int64_t rows, int nranks, int num_sms,
   constexpr int64_t LEAST_STEPS = 32;
   constexpr double LEAST_PART_OF_SMS = 0.7;
   constexpr double LOAD_BYTES_PER_CYCLE = 37;
+  const bool shares = nranks == 2;
   if (to.merged || nranks == 1 || ceil_div(call.k, GEMM_BLOCK_K) < LEAST_STEPS) return 0;
   if (call.tuning.copy_ctas > 0 || call.tuning.compute_ctas > 0) return 0;
   double best_cycles = 0;
@@ -163,7 +163,7 @@ int choose_one_wave(const GemmCall& call, int64_t rows, int nranks, int num_sms,
     if (tile.ping_pong || tile.block_m < CHUNK_ROWS || !may_take(call, tile)) continue;
     const int64_t tile_rows = ceil_div(rows, tile.block_m);
     const int64_t num_tiles = nranks * tile_rows * ceil_div(call.n, tile.block_n);
-    if ((nranks == 2 && num_tiles % 2 != 0) || num_tiles > num_sms) continue;
+    if ((shares && num_tiles % 2 != 0) || num_tiles > num_sms) continue;
     if (static_cast<double>(num_tiles) < LEAST_PART_OF_SMS * num_sms) continue;
     const int64_t columns = call.b_layout == MK_LAYOUT_NK ? tile.block_n : round_up(tile.block_n, 64);
     const double load_bytes = 2.0 * GEMM_BLOCK_K * static_cast<double>(tile.block_m + columns);
@@ -179,7 +179,7 @@ int choose_one_wave(const GemmCall& call, int64_t rows, int nranks, int num_sms,
     to.tile_rows = static_cast<int>(tile_rows);
     to.plan.copy_ctas = 0;
   }
-  to.shares_tiles = num_workers > 0 && nranks == 2;
+  to.shares_tiles = shares && num_workers > 0;
   return num_workers;
 }
 

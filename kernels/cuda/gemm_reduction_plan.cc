@@ -31,7 +31,6 @@ constexpr int64_t MAX_ROWS_BY_COLUMNS = 1024;
 // With more tiles a CTA, what is exchanged takes the way that lets the product go on.
 constexpr int MAX_DIRECT_TILES = 1;
 constexpr int64_t TYPICAL_K = 2048;
-constexpr double LINK_BYTES_PER_US = 363e3;
 // What an owner has computed at a time where owners take turns, in waves.
 constexpr double BLOCK_WAVES = 0.5;
 // Of a product's time, that the links may need, for pushes to be paced.
@@ -91,8 +90,8 @@ bool leaves_links_free(const GemmCall& call, const RankGemmPlan& plan) {
          PACED_SHARE * LINK_BYTES_PER_US * product_us_of(call, plan);
 }
 
-// Have a CTA's push warps the time to sum its own tiles while the consumers go on? Measured between two and
-// four ranks.
+// Have a CTA's push warps the time to sum its own tiles while the consumers go on? Measured with two and
+// with four ranks.
 bool has_time_to_sum(const GemmCall& call, int nranks, const RankGemmPlan& plan) {
   constexpr double US_OF_K_STEP = 0.72;
   constexpr double SUM_US_OF_RANK = 13;

@@ -824,25 +824,27 @@ TEST_CASE("where each CTA has one tile of an all-gather it is a large one, which
   CHECK(!plan_of(make_call(MK_OPERATOR_ALLGATHER_GEMM, 2048, 2560, 8192), 0, 1).shares_tiles);
   std::mt19937 random(7);
   const auto below = [&](int64_t limit) { return std::uniform_int_distribution<int64_t>(1, limit)(random); };
-  int num_sharing = 0;
-  for (int turn = 0; turn < 3000; ++turn) {
-    const int nranks = turn % 4 == 0 ? 1 + static_cast<int>(below(7)) : 2;
+  int num_sharing = 0, num_whole = 0;
+  for (int turn = 0; turn < 6000; ++turn) {
+    const int nranks = turn % 2 == 0 ? 1 + static_cast<int>(below(7)) : 2;
     const int num_sms = static_cast<int>(turn % 3 == 0 ? below(NUM_SMS) : NUM_SMS);
     const GemmCall call =
         make_call(MK_OPERATOR_ALLGATHER_GEMM, 128 * nranks + below(4000), below(9000), below(9000));
     const RankGemmPlan plan = rank_gemm_plan(call, 0, nranks, num_sms).value();
-    if (!plan.shares_tiles) continue;
-    ++num_sharing;
-    CHECK(nranks == 2);
+    // The highest tile is chosen for one wave alone.
+    if (!plan.shares_tiles && plan.gemm.block_m <= 128) continue;
+    ++(plan.shares_tiles ? num_sharing : num_whole);
     INFO(nranks << " ranks, m " << call.m << " n " << call.n << ", " << num_sms << " SMs");
     const int64_t rows = ceil_div(call.m, nranks);
     CHECK(plan.tile_rows == ceil_div(rows, plan.gemm.block_m));
     CHECK(plan.plan.compute_ctas == nranks * plan.tile_rows * ceil_div(call.n, plan.gemm.block_n));
     CHECK(plan.plan.compute_ctas <= num_sms);
-    CHECK(plan.plan.compute_ctas % 2 == 0);
+    CHECK(plan.shares_tiles == (nranks == 2));
+    CHECK((!plan.shares_tiles || plan.plan.compute_ctas % 2 == 0));
     CHECK((plan.gemm.block_m >= 128 && !plan.gemm.ping_pong));
   }
   CHECK(num_sharing > 100);
+  CHECK(num_whole > 20);
 }
 
 TEST_CASE("the highest tile is an all-gather's alone, inside a node, of one wave or where it is asked for") {
