@@ -157,7 +157,7 @@ ranks=(-g "$gpus")
 shapes "" m={16,32,64,128,256,512,1024},n=2560,k=8192 m={16,64,128,256},n=5120,k=8192 m={16,64,128},n=28672,k=8192
 table decode-allgather-gemm mk-perf allgather_gemm "${ranks[@]}" --mode both --check --iters 20 "${shapes[@]}"
 # Of one to a few waves of tiles.
-shapes "" m={16,128,256,512,1024,2048,4096,8192},n=5120,k=8192 m={512,1024,2048,4096},n=2560,k=8192 m={16,256},n=28672,k=8192 m={1024,2048},n=14336,k=8192 m=2048,n=1024,k=2048 m=4096,n=2048,k=4096 m=8192,n=4096,k=8192 m=16384,n=8192,k=16384 m=1024,n=4096,k=4096 m=1536,n=2048,k=7168
+shapes "" m={16,128,256,512,1024,2048,4096,8192},n=5120,k=8192 m={512,1024,2048,4096},n=2560,k=8192 m={16,256,512},n=28672,k=8192 m={1024,2048},n=14336,k=8192 m=2048,n=1024,k=2048 m=4096,n=2048,k=4096 m=8192,n=4096,k=8192 m=16384,n=8192,k=16384 m=1024,n=4096,k=4096 m=1536,n=2048,k=7168
 table waves-allgather-gemm mk-perf allgather_gemm "${ranks[@]}" --check --iters 10 "${shapes[@]}"
 shapes ,n=8192 m={16,32,64,128,256},k=2048 m={16,32,64,128,256},k=7168
 for operator in gemm_reduce_scatter gemm_allreduce; do

@@ -27,11 +27,18 @@ constexpr double FEW_BYTES = 2200000;
 // Of a CTA that does nothing but push, with all others at it.
 constexpr double PUSH_BYTES_PER_US_OF_CTA = 38e3;
 
+// Inside a node. The last one, 128 x 224, gained where tiles hold all ranks' few rows, and mostly lost
+// elsewhere.
+std::span<const GemmTile> gather_tiles(const GemmCall& call, bool merged) {
+  const std::span<const GemmTile> all = GATHER_TILES;
+  return merged || call.tuning.tile_n > 0 ? all : all.first(all.size() - 1);
+}
+
 // Those that there are kernels for.
-std::span<const GemmTile> tiles_for(const GemmCall& call, bool is_between_nodes) {
+std::span<const GemmTile> tiles_for(const GemmCall& call, const RankGemmPlan& plan) {
   if (call.mode == MK_ALLGATHER_WGRAD) return WGRAD_TILES;
-  if (is_between_nodes) return RANK_GEMM_TILES;
-  return GATHER_TILES;
+  if (plan.is_between_nodes) return RANK_GEMM_TILES;
+  return gather_tiles(call, plan.merged);
 }
 
 // CTAs that only push, beside a product of `product_us` in which `bytes` are to go to peers. Between nodes they
@@ -58,7 +65,7 @@ void choose_waves(const GemmCall& call, int64_t rows, int64_t k, int num_sms, Ra
   const bool is_free = wanted > 0 && call.tuning.copy_ctas == 0 && num_sms >= 8 * MOST_MORE_CTAS;
   to.gemm.block_m = 0;
   for (int more = 0; more <= (is_free ? MOST_MORE_CTAS : 0); more += 2) {
-    const GemmPlan plan = choose_tile(call, tiles_for(call, to.is_between_nodes), rows, to.num_owners, k,
+    const GemmPlan plan = choose_tile(call, tiles_for(call, to), rows, to.num_owners, k,
                                       compute_ctas(call, num_sms - wanted - more), true);
     if (to.gemm.block_m > 0 && plan.predicted_us >= LEAST_GAIN * to.gemm.predicted_us) continue;
     to.gemm = plan;
@@ -70,7 +77,7 @@ void choose_waves(const GemmCall& call, int64_t rows, int64_t k, int num_sms, Ra
 // of C an owner.
 int plan_product(const GemmCall& call, int64_t rows, int64_t k, int nranks, int num_sms, RankGemmPlan& to) {
   const int all_ctas = compute_ctas(call, num_sms);
-  to.gemm = choose_tile(call, tiles_for(call, to.is_between_nodes), rows, to.num_owners, k, all_ctas, true);
+  to.gemm = choose_tile(call, tiles_for(call, to), rows, to.num_owners, k, all_ctas, true);
   if (to.gemm.block_m == 0) return 0;
   // Pushes from an SM hold up its product by up to a half, so a few SMs do nothing else; but a product of one
   // wave waits for the last rows whoever pushes, and all SMs can. Rows are wanted over the time of the others'
@@ -159,7 +166,7 @@ int choose_one_wave(const GemmCall& call, int64_t rows, int nranks, int num_sms,
   if (call.tuning.copy_ctas > 0 || call.tuning.compute_ctas > 0) return 0;
   double best_cycles = 0;
   int num_workers = 0;
-  for (const GemmTile& tile : GATHER_TILES) {
+  for (const GemmTile& tile : gather_tiles(call, to.merged)) {
     if (tile.ping_pong || tile.block_m < CHUNK_ROWS || !may_take(call, tile)) continue;
     const int64_t tile_rows = ceil_div(rows, tile.block_m);
     const int64_t num_tiles = nranks * tile_rows * ceil_div(call.n, tile.block_n);
@@ -181,6 +188,21 @@ int choose_one_wave(const GemmCall& call, int64_t rows, int nranks, int num_sms,
   }
   to.shares_tiles = shares && num_workers > 0;
   return num_workers;
+}
+
+// Are tiles of the same columns, of all ranks' rows, computed at the same time? Otherwise one rank's rows
+// follow another's, each reads all weights again, and where a rank has few rows of tiles memory is what all
+// wait for. Rows then have to come within the first wave, which has to be one of several: not where few CTAs
+// push them. Between two ranks it is no gain.
+bool sweeps_columns(const GemmCall& call, int nranks, int num_sms, bool has_clusters,
+                    const RankGemmPlan& plan) {
+  constexpr int MOST_TILE_ROWS = 2;
+  constexpr int64_t FEW_WAVES = 2;
+  if (plan.is_between_nodes || plan.merged || has_clusters || nranks < 3 || plan.plan.copy_ctas > 0)
+    return false;
+  const int64_t num_tiles = int64_t{nranks} * plan.tile_rows * ceil_div(call.n, plan.gemm.block_n);
+  return plan.tile_rows <= MOST_TILE_ROWS && num_tiles > FEW_WAVES * num_sms &&
+         call.n * call.k * 2 > MOST_B_BYTES_IN_L2;
 }
 
 // What depends on chunks, of which every rank has at most to.plan.num_chunks.
@@ -215,7 +237,8 @@ bool plan_clusters(const GemmCall& call, int num_sms, const GemmClusterLimits& l
   const GemmPlan pairs = call.m > MAX_MERGED_ROWS ? gemm_pair_plan(shape, num_sms, limits, 1) : GemmPlan();
   if (may_be(pairs) && (!may_be(best) || pairs.predicted_us < best.predicted_us)) best = pairs;
   if (!may_be(best)) return false;
-  const GemmPlan other = choose_tile(call, GATHER_TILES, call.m, 1, call.k, num_sms, true);
+  const GemmPlan other =
+      choose_tile(call, gather_tiles(call, call.m <= MAX_MERGED_ROWS), call.m, 1, call.k, num_sms, true);
   const double other_us = other.predicted_us + (best.in_pairs ? WAIT_US : 0);
   if (other.block_m > 0 && other_us < best.predicted_us) return false;
   to.gemm = best;
@@ -261,6 +284,7 @@ Status plan_gather(const GemmCall& call, int rank, int nranks, int num_sms, cons
   }
   to.awaits_all_rows = to.merged && !has_clusters && !to.is_between_nodes && to.tile_rows > 1 &&
                        call.n * call.k * 2 > MOST_B_BYTES_IN_L2;
+  to.sweeps_columns = sweeps_columns(call, nranks, num_sms, has_clusters, to);
   to.area_bytes = call.m * round_up(call.k * 2, 16);
   fill_public_plan(call, nranks, num_sms, to);
   return plan_chunks(call, rank, nranks, to);

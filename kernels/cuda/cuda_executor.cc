@@ -122,8 +122,8 @@ Result<CudaExecutor::Planned*> CudaExecutor::planned(const GemmCall& call) const
   if (Planned* known = planned_.find(call)) return known;
   Planned planned{};
   if (rank_) {
-    const Result<RankGemmPlan> plan =
-        rank_gemm_plan(call, context_.topology.rank, nranks(), rank_->num_sms(), nodes(), cluster_limits_);
+    const Result<RankGemmPlan> plan = rank_gemm_plan(call, context_.topology.rank, nranks(), rank_->num_sms(),
+                                                     nodes(), cluster_limits_, memory_bytes_per_us_);
     if (!plan.ok()) return plan.status();
     planned.with_peers = plan.value();
     planned.with_peers.packets = packets_ ? packets_->offset : 0;

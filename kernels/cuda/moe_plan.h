@@ -3,6 +3,7 @@
 // from globally equal fields alone.
 #pragma once
 
+#include "kernels/cuda/memory_rate.h"
 #include "kernels/operator_call.h"
 #include "kernels/ops/moe_dispatch_gemm/cuda_layout.h"
 #include "kernels/ops/moe_dispatch_gemm/network_schedule.h"
@@ -40,7 +41,6 @@ struct MoePlan {
   MoeNetworkPlan network{};
 };
 
-constexpr double H100_MEMORY_BYTES_PER_US = 3.35e6;
 // `nodes`: where there are several, else null. MK_ERROR_UNSUPPORTED: more experts, wider rows, more flags or
 // memory than a launch has, or no such tile.
 Result<MoePlan> moe_plan(const MoeCall& call, int nranks, int num_sms, const TopologyView* nodes = nullptr,

@@ -60,13 +60,15 @@ void move_epilogue(const GemmCall& call, EpilogueParams* epilogue) {
 }
 
 TileSchedule tiles_of(const GemmCall& call, const RankGemmPlan& plan) {
-  return {plan.num_owners * plan.tile_rows,
-          static_cast<int>(ceil_div(call.n, plan.gemm.block_n)),
-          static_cast<int>(ceil_div(call.k, GEMM_BLOCK_K)),
-          plan.plan.compute_ctas,
-          plan.gemm.num_streamk_tiles,
-          plan.gemm.group_m,
-          true};
+  TileSchedule tiles = {plan.num_owners * plan.tile_rows,
+                        static_cast<int>(ceil_div(call.n, plan.gemm.block_n)),
+                        static_cast<int>(ceil_div(call.k, GEMM_BLOCK_K)),
+                        plan.plan.compute_ctas,
+                        plan.gemm.num_streamk_tiles,
+                        plan.gemm.group_m,
+                        true};
+  tiles.keep_in_step_from(plan.out_of_step_k_steps);
+  return tiles;
 }
 
 }  // namespace mk

@@ -31,6 +31,16 @@ Status check_between_nodes(const GemmCall& call, int num_sms) {
   return {};
 }
 
+// A reduction's CTAs wait for one another's partials, and fall out of step sooner, which an H100's memory does
+// not forgive. What is read once because tiles of all rows go together must be kept together from the
+// beginning.
+int64_t out_of_step_k_steps(const RankGemmPlan& plan, bool reduces_in_node, double memory_bytes_per_us) {
+  constexpr double FAST_MEMORY_BYTES_PER_US = 4e6;
+  constexpr int64_t OF_REDUCTION = 3072;
+  if (plan.sweeps_columns) return 0;
+  return reduces_in_node && memory_bytes_per_us < FAST_MEMORY_BYTES_PER_US ? OF_REDUCTION : OUT_OF_STEP_K_STEPS;
+}
+
 }  // namespace
 
 bool may_take(const GemmCall& call, const GemmTile& tile) {
@@ -104,7 +114,8 @@ int compute_ctas(const GemmCall& call, int num_ctas) {
 }
 
 Result<RankGemmPlan> rank_gemm_plan(const GemmCall& call, int rank, int nranks, int num_sms,
-                                    const TopologyView* nodes, const GemmClusterLimits& limits) {
+                                    const TopologyView* nodes, const GemmClusterLimits& limits,
+                                    double memory_bytes_per_us) {
   if (std::max({call.m, call.n, call.k}) > kMaxSize) {
     return Status(MK_ERROR_UNSUPPORTED,
                   format("mk_%s: m=%lld, n=%lld, k=%lld: on GPUs each is at most %lld", operator_name(call.op),
@@ -132,7 +143,9 @@ Result<RankGemmPlan> rank_gemm_plan(const GemmCall& call, int rank, int nranks, 
     return Status(MK_ERROR_UNSUPPORTED, format("mk_%s: tuning: there is no tile of tile_m=%d, tile_n=%d",
                                                operator_name(call.op), call.tuning.tile_m, call.tuning.tile_n));
   }
-  plan.gemm.group_m = group_rows(plan.gemm.group_m, std::max(1, plan.tile_rows));
+  plan.gemm.group_m = plan.sweeps_columns ? plan.num_owners * plan.tile_rows
+                                          : group_rows(plan.gemm.group_m, std::max(1, plan.tile_rows));
+  plan.out_of_step_k_steps = out_of_step_k_steps(plan, !gathers && nodes == nullptr, memory_bytes_per_us);
   if (nodes != nullptr) {
     MK_RETURN_IF_ERROR(gathers ? plan_network_gather(call, *nodes, plan)
                                : plan_network_reduction(call, *nodes, num_sms, plan));

@@ -3,6 +3,8 @@
 // equal fields alone.
 #pragma once
 
+#include "kernels/cuda/memory_rate.h"
+#include "kernels/device/tile_scheduler.h"
 #include "kernels/gemm/gemm_plan.h"
 #include "kernels/operator_call.h"
 #include "kernels/ops/gemm_reduce_scatter/merged_rows.h"
@@ -16,10 +18,11 @@ namespace mk {
 
 struct RankGemmPlan {
   mk_plan_t plan;
-  GemmPlan gemm;        // tile, raster
-  int tile_rows = 0;    // rows of tiles of a rank, at most
-  int num_owners = 1;   // ranks that rows of tiles are counted for
-  bool merged = false;  // a tile has rows of several ranks
+  GemmPlan gemm;                                      // tile, raster
+  int tile_rows = 0;                                  // rows of tiles of a rank, at most
+  int num_owners = 1;                                 // ranks that rows of tiles are counted for
+  bool merged = false;                                // a tile has rows of several ranks
+  int64_t out_of_step_k_steps = OUT_OF_STEP_K_STEPS;  // of a CTA, from which on CTAs keep in step
   // All-gather.
   int num_panels = 1;
   int panel_steps = 1;
@@ -27,6 +30,7 @@ struct RankGemmPlan {
   int late_tile = 0;             // whole tiles that are dealt out among the others before
   bool shares_tiles = false;     // see LateTileSchedule
   bool awaits_all_rows = false;  // see allgather_gemm::CudaParams
+  bool sweeps_columns = false;   // tiles of the same columns are computed at the same time, though not merged
   // Reductions.
   bool is_between_nodes = false;
   bool is_paced = false;     // pushes leave the links free most of the time
@@ -56,6 +60,7 @@ struct RankGemmPlan {
 // that this rank's device runs at a time; by default none. MK_ERROR_UNSUPPORTED: more flags or signals than a
 // bank has, or what is not built between nodes.
 Result<RankGemmPlan> rank_gemm_plan(const GemmCall& call, int rank, int nranks, int num_sms,
-                                    const TopologyView* nodes = nullptr, const GemmClusterLimits& limits = {});
+                                    const TopologyView* nodes = nullptr, const GemmClusterLimits& limits = {},
+                                    double memory_bytes_per_us = H100_MEMORY_BYTES_PER_US);
 
 }  // namespace mk

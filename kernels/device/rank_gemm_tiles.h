@@ -9,10 +9,10 @@ namespace mk {
 constexpr GemmTile RANK_GEMM_TILES[] = {
     {128, 256, false}, {128, 160, true}, {128, 128, true}, {64, 128, false}, {64, 64, false}};
 constexpr int NUM_RANK_GEMM_TILES = sizeof(RANK_GEMM_TILES) / sizeof(RANK_GEMM_TILES[0]);
-// Inside a node an all-gather has one more. What the other operators exchange of a tile lies in places for one
+// Inside a node an all-gather has two more. What the other operators exchange of a tile lies in places for one
 // of 128 x 256.
-constexpr GemmTile GATHER_TILES[] = {{128, 256, false}, {256, 160, false}, {128, 160, true},
-                                     {128, 128, true},  {64, 128, false},  {64, 64, false}};
+constexpr GemmTile GATHER_TILES[] = {{128, 256, false}, {256, 160, false}, {128, 160, true}, {128, 128, true},
+                                     {64, 128, false},  {64, 64, false},   {128, 224, false}};
 constexpr int NUM_GATHER_TILES = sizeof(GATHER_TILES) / sizeof(GATHER_TILES[0]);
 // Of mode WGRAD, where C is a weight: mostly large.
 constexpr GemmTile WGRAD_TILES[] = {{128, 256, false}, {128, 128, true}, {64, 64, false}};

@@ -24,6 +24,9 @@ struct TileWork {
   bool is_last = false;  // of the CTA's; OwnerTileCursor alone says so
 };
 
+// How many k-steps it takes until workers fall far out of step, where nothing but the product is under way.
+constexpr int64_t OUT_OF_STEP_K_STEPS = 7168;
+
 // Whether consumer_role() settles, tile by tile, that a warp's threads walk alike (gemm_roles.cuh).
 enum class TilesAre { plain, settled };
 
@@ -40,16 +43,17 @@ struct TileSchedule {
   int group_m;            // tiles of M that are walked before the next tile of N
   // The cut tiles come first, where their exchange is hidden, or last, where what they need comes late.
   bool streamk_is_last = false;
+  // For CtasInStep, of tiles as large as a CTA can have; 0: each goes its own way.
+  int near_k_steps = 0;
 
   MK_HOST_DEVICE int num_tiles() const { return num_m_tiles * num_n_tiles; }
 
-  // For CtasInStep, of tiles as large as a CTA can have: 0 where a worker has too few k-steps to fall far out
-  // of step, and would lose more by waiting.
-  MK_HOST_DEVICE int near_k_steps() const {
+  // Workers that have `least_k_steps` or more keep in step: with fewer they do not fall far out of it, and
+  // would lose more by waiting.
+  void keep_in_step_from(int64_t least_k_steps) {
     constexpr int NEAR_K_STEPS = 24;
-    constexpr int64_t LEAST_K_STEPS = 7168;
-    const bool is_long = int64_t{num_tiles()} * num_k_steps >= LEAST_K_STEPS * num_workers;
-    return is_long && num_k_steps >= NEAR_K_STEPS ? NEAR_K_STEPS : 0;
+    const bool is_long = int64_t{num_tiles()} * num_k_steps >= least_k_steps * num_workers;
+    near_k_steps = is_long && num_k_steps >= NEAR_K_STEPS ? NEAR_K_STEPS : 0;
   }
 
   // A worker's first whole tile, and the one after another.

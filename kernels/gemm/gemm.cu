@@ -99,6 +99,7 @@ bool fill_params(const GemmArguments& arguments, const GemmPlan& plan, const Gem
                       plan.num_workers,
                       plan.num_streamk_tiles,
                       plan.group_m};
+  params->schedule.keep_in_step_from(OUT_OF_STEP_K_STEPS);
   params->epilogue = {arguments.c,    arguments.ldc,       arguments.bias,       static_cast<int>(shape.n),
                       shape.out_type, arguments.bias_type, arguments.accumulate, rows_aligned};
   params->m = static_cast<int>(shape.m);

@@ -82,7 +82,7 @@ __device__ __forceinline__ void producer_role(GemmStorage<Config>& smem, const G
   StageCursor<Config::NUM_STAGES> stages;
   const int num_ctas = params.schedule.num_workers;
   const CtasInStep in_step(PartialsLayout::num_near(params.workspace, num_ctas), num_ctas,
-                           Config::IS_LARGE ? params.schedule.near_k_steps() : 0);
+                           Config::IS_LARGE ? params.schedule.near_k_steps : 0);
   in_step.begin();
   TileWork work;
   int num_whole = 0;  // of the CTA's tiles; how many pieces of cut ones it has may differ

@@ -189,13 +189,14 @@ GemmPlan gemm_plan_with(const GemmShape& shape, int num_sms, GemmTile tile, int 
     plan.num_workers = static_cast<int>(std::min<int64_t>(plan.num_workers, plan.num_streamk_tiles * k_steps));
     plan.workspace_bytes = PartialsLayout(plan.num_ctas(), plan.block_m, plan.block_n).num_bytes;
   }
-  const TileSchedule schedule = {static_cast<int>(ceil_divide(shape.m, plan.block_m)),
-                                 static_cast<int>(ceil_divide(shape.n, plan.block_n)),
-                                 static_cast<int>(k_steps),
-                                 plan.num_workers,
-                                 plan.num_streamk_tiles,
-                                 1};
-  if (schedule.near_k_steps() > 0 && !plan.ping_pong && plan.block_m > 64) {
+  TileSchedule schedule = {static_cast<int>(ceil_divide(shape.m, plan.block_m)),
+                           static_cast<int>(ceil_divide(shape.n, plan.block_n)),
+                           static_cast<int>(k_steps),
+                           plan.num_workers,
+                           plan.num_streamk_tiles,
+                           1};
+  schedule.keep_in_step_from(OUT_OF_STEP_K_STEPS);
+  if (schedule.near_k_steps > 0 && !plan.ping_pong && plan.block_m > 64) {
     const PartialsLayout layout(plan.num_ctas(), plan.block_m, plan.block_n);
     plan.workspace_bytes = std::max(plan.workspace_bytes, layout.flags_bytes);
   }

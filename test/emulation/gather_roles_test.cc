@@ -34,8 +34,8 @@ constexpr int kComputeCtas = 4;
 constexpr int kMostPushCtas = 2;
 constexpr int kColumnTiles = 2;
 
-// waiting: merged, and each for all rows.
-enum class Tiles { of_sources, merged, waiting, shared };
+// swept: of sources, all rows of tiles before the next column. waiting: merged, and each for all rows.
+enum class Tiles { of_sources, swept, merged, waiting, shared };
 
 struct GatherShape {
   Shape rows;
@@ -64,15 +64,17 @@ class NodeGatherRank : public GatherRank {
     const int num_m_tiles = (params.merged ? 1 : nranks) * tile_rows;
     const bool shares = shape.tiles == Tiles::shared;
     const int num_early = shares ? num_m_tiles * kColumnTiles : kComputeCtas;
-    params.tiles = {
-        num_m_tiles, kColumnTiles, static_cast<int>(ceil_div(shape.rows.columns, 64)), num_early, 0, 2};
+    const int group_m = shape.tiles == Tiles::swept ? std::max(1, num_m_tiles) : 2;
+    params.tiles = {num_m_tiles, kColumnTiles, static_cast<int>(ceil_div(shape.rows.columns, 64)), num_early,
+                    0,           group_m};
     params.late_tiles = {params.tiles, num_early, 0, shares};
     if (shape.compute_afterwards) {
       params.late_tiles.num_workers += shape.push_ctas;
       params.late_tiles.late_tile = num_early;
     }
-    params.push_units = make_push_units(params, {tile_rows, nranks - 1, 2, kColumnTiles, num_early, 1, shares},
-                                        shape.push_ctas > 0 ? PUSH_CTA_PIECE_BYTES : PUSH_PIECE_BYTES);
+    params.push_units =
+        make_push_units(params, {tile_rows, nranks - 1, group_m, kColumnTiles, num_early, 1, shares},
+                        shape.push_ctas > 0 ? PUSH_CTA_PIECE_BYTES : PUSH_PIECE_BYTES);
     params.piece_rows = 16;
     make_gathered(shape.gathered, &params);
     return params;
@@ -114,11 +116,12 @@ class NodeGatherRank : public GatherRank {
  private:
   void produce(const RankLaunch& launch, const CudaParams& params, uint64_t epoch) {
     RankTileCursor tiles(params.late_tiles, static_cast<int>(blockIdx.x), params.order);
+    allgather_gemm::PanelWaits<EmulatedConfig::BLOCK_M, CudaParams> panels(launch, params);
     TileWork work;
     while (tiles.next(&work, EmulatedConfig::BLOCK_M,
                       [&](int position) { return allgather_gemm::rows_at(params, position); })) {
       const SourceTile tile = allgather_gemm::source_tile<EmulatedConfig::BLOCK_M>(params, work);
-      allgather_gemm::PanelWaits<EmulatedConfig::BLOCK_M, CudaParams> panels(launch, params, tile, work);
+      panels.begin(tile, work);
       for (int k_step = work.k_begin; k_step < work.k_end; ++k_step) {
         panels(k_step);
         look_at(launch, params, tile, k_step, epoch);
@@ -184,6 +187,7 @@ TEST_CASE("inside a node a tile's rows are there when its panels have been waite
                    GatherShape{{130, 72}, 1, false, Tiles::merged, false},
                    GatherShape{{3, 24}, 0, false, Tiles::merged, true},
                    GatherShape{{150, 520, 32, 2}, 0, false, Tiles::waiting, true},
+                   GatherShape{{300, 520, 32, 2}, 0, false, Tiles::swept, false},
                    GatherShape{{1, 600, 32, 4}, 0, false, Tiles::of_sources, true},
                    GatherShape{{0, 64}, 0, false, Tiles::of_sources, false},
                    GatherShape{{70, 0}, 1, false, Tiles::of_sources, true},

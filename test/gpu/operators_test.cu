@@ -254,6 +254,11 @@ std::vector<Case> make_cases() {
     }
     for (const int64_t m : {130, 600, 1100, 3000}) {
       cases.push_back({gather, m, 700, 328, transposed, dtype, dtype, false, true, transposed, 256, 160});
+      cases.push_back({gather, m, 700, 328, transposed, dtype, dtype, false, true, transposed, 128, 224});
+    }
+    // Weights that the L2 does not hold, and few rows: merged, or swept with three ranks and more.
+    for (const int64_t m : {250, 509, 700}) {
+      cases.push_back({gather, m, 17160, 2056, transposed, dtype, dtype, false, false, transposed});
     }
   }
   // By its own layout alone a rank would take another tile.

@@ -888,4 +888,41 @@ TEST_CASE("few rows and weights that the L2 does not hold: whole tiles, which be
   CHECK(!planned(64, 28672, 8192).awaits_all_rows);    // one row of tiles
   CHECK(!planned(256, 8192, 2048).awaits_all_rows);    // weights that stay
   CHECK(!planned(1024, 28672, 8192).awaits_all_rows);  // tiles of one source
+  CHECK(large.gemm.block_n == 224);
+}
+
+TEST_CASE("few rows of each of many ranks: weights are read once for all of them") {
+  const auto planned = [](int64_t m, int64_t n, int64_t k, int nranks) {
+    return plan_of(make_call(MK_OPERATOR_ALLGATHER_GEMM, m, n, k), 0, nranks);
+  };
+  const RankGemmPlan swept = planned(1024, 14336, 8192, 4);
+  CHECK(swept.sweeps_columns);
+  CHECK(swept.gemm.group_m == 8);  // all rows of tiles
+  CHECK(swept.out_of_step_k_steps == 0);
+  CHECK(planned(512, 28672, 8192, 4).sweeps_columns);
+  CHECK(planned(384, 28672, 8192, 3).sweeps_columns);
+  const RankGemmPlan one_by_one = planned(1024, 14336, 8192, 2);
+  CHECK(!one_by_one.sweeps_columns);
+  CHECK(one_by_one.gemm.group_m <= one_by_one.tile_rows);
+  CHECK(!planned(2048, 14336, 8192, 4).sweeps_columns);  // rows would come too late
+  CHECK(!planned(1024, 5120, 8192, 4).sweeps_columns);   // all tiles at once
+  CHECK(!planned(512, 14336, 8192, 4).sweeps_columns);   // or nearly
+  CHECK(!planned(1024, 8192, 2048, 4).sweeps_columns);   // weights that stay in the L2
+  CHECK(!planned(256, 28672, 8192, 4).sweeps_columns);   // merged
+  const TopologyArrays arrays(
+      Topology::make(0, std::vector<std::string>(4, "host"), std::vector<int32_t>{0, 0, 1, 1}));
+  const GemmCall between = make_call(MK_OPERATOR_ALLGATHER_GEMM, 1024, 14336, 8192);
+  CHECK(!rank_gemm_plan(between, 0, 4, NUM_SMS, &arrays.view()).value().sweeps_columns);
+}
+
+TEST_CASE("where memory is slow, CTAs of long reductions keep in step") {
+  const auto k_steps = [](mk_operator_t op, double memory_bytes_per_us) {
+    const GemmCall call = make_call(op, 16384, 16384, 4096);
+    return rank_gemm_plan(call, 0, 4, NUM_SMS, nullptr, {}, memory_bytes_per_us).value().out_of_step_k_steps;
+  };
+  for (const mk_operator_t op : {MK_OPERATOR_GEMM_REDUCE_SCATTER, MK_OPERATOR_GEMM_ALLREDUCE}) {
+    CHECK(k_steps(op, H100_MEMORY_BYTES_PER_US) < OUT_OF_STEP_K_STEPS);
+    CHECK(k_steps(op, 4.8e6) == OUT_OF_STEP_K_STEPS);
+  }
+  CHECK(k_steps(MK_OPERATOR_ALLGATHER_GEMM, H100_MEMORY_BYTES_PER_US) == OUT_OF_STEP_K_STEPS);
 }

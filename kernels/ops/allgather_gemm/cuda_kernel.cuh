@@ -109,13 +109,16 @@ class GatheredMap {
 template <int BLOCK_M, class Params>
 class PanelWaits {
  public:
-  __device__ __forceinline__ PanelWaits(const RankLaunch& launch, const Params& params, const SourceTile& tile,
-                                        const TileWork& work)
-      : launch_(launch),
-        params_(params),
-        tile_(tile),
-        next_step_(tile.source == params.comm.rank ? work.k_end : 0) {}
+  __device__ __forceinline__ PanelWaits(const RankLaunch& launch, const Params& params)
+      : launch_(launch), params_(params) {}
 
+  // Before the tile's first k-step.
+  __device__ __forceinline__ void begin(const SourceTile& tile, const TileWork& work) {
+    tile_ = tile;
+    next_step_ = tile.source == params_.comm.rank || are_all_here_ ? work.k_end : 0;
+    // When this tile has been.
+    are_all_here_ |= params_.awaits_all_rows && work.k_end - work.k_begin == params_.tiles.num_k_steps;
+  }
   __device__ __forceinline__ void operator()(int k_step) {
     if (k_step < next_step_) return;
     wait_panel<BLOCK_M>(launch_, params_, tile_, k_step / params_.panel_steps);
@@ -125,8 +128,9 @@ class PanelWaits {
  private:
   const RankLaunch& launch_;
   const Params& params_;
-  const SourceTile& tile_;
-  int next_step_;  // the first of a panel not waited for
+  SourceTile tile_{};
+  int next_step_ = 0;  // the first of a panel not waited for
+  bool are_all_here_ = false;
 };
 
 // Those that compute from the beginning.
@@ -134,7 +138,7 @@ template <class Config, class Params>
 __device__ __forceinline__ CtasInStep ctas_in_step(const Params& params) {
   const int num_ctas = params.tiles.num_workers;
   return {&params.comm.state->num_near, num_ctas,
-          Config::IS_LARGE && static_cast<int>(blockIdx.x) < num_ctas ? params.tiles.near_k_steps() : 0};
+          Config::IS_LARGE && static_cast<int>(blockIdx.x) < num_ctas ? params.tiles.near_k_steps : 0};
 }
 
 // By a producer before it fills its stages, where what is in them waits for rows of all ranks: the copy engine
@@ -156,13 +160,14 @@ __device__ __forceinline__ void produce(const RankLaunch& launch, RankGemmStorag
   StageCursor<Config::NUM_STAGES> stages;
   const CtasInStep in_step = ctas_in_step<Config>(params);
   in_step.begin();
+  PanelWaits<Config::BLOCK_M, Params> panels(launch, params);
   TileWork work;
   while (tiles.next(&work, Config::BLOCK_M, [&](int position) { return rows_at(params, position); })) {
     const SourceTile tile = source_tile<Config::BLOCK_M>(params, work);
     const bool is_own = tile.source == params.comm.rank;
     const Tracer tracer(params.comm.trace, TRACE_LOAD);
     tracer.begin(TraceKind::load, trace_tile(work));
-    PanelWaits<Config::BLOCK_M, Params> panels(launch, params, tile, work);
+    panels.begin(tile, work);
     const auto waits = [&](int k_step) {
       in_step.at_k_step(k_step, work.k_begin, work.k_end);
       panels(k_step);

@@ -29,13 +29,14 @@ __device__ __forceinline__ void produce_split(const RankLaunch& launch, SplitSto
   GatheredMap map_gathered(launch, params);
   ptx::prefetch_tensormap(&params.load.map_b);
   const int first_row = work.m_tile * Config::BLOCK_M;
-  const SourceTile tile = {-1, first_row, params.m, first_row};
   const Tracer tracer(params.comm.trace, TRACE_LOAD);
   tracer.begin(TraceKind::load, trace_tile(work));
   StageCursor<Config::NUM_STAGES> stages;
+  PanelWaits<Config::BLOCK_M, CudaParams> panels(launch, params);
+  panels.begin({-1, first_row, params.m, first_row}, work);
   await_pushes(params, smem.push);
   load_first_tile<Config>(smem.mainloop, stages, params.load, &params.map_gathered[map_gathered.get(launch)],
-                          first_row, work, PanelWaits<Config::BLOCK_M, CudaParams>(launch, params, tile, work));
+                          first_row, work, panels);
   tracer.end();
 }
 

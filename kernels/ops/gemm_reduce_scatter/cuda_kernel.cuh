@@ -79,7 +79,7 @@ __device__ __forceinline__ void produce(MainloopStorage<Config>& smem, const Par
   auto tiles = tile_cursor(params);
   StageCursor<Config::NUM_STAGES> stages;
   const CtasInStep in_step(&params.comm.state->num_near, params.tiles.num_workers,
-                           Config::IS_LARGE ? params.tiles.near_k_steps() : 0);
+                           Config::IS_LARGE ? params.tiles.near_k_steps : 0);
   in_step.begin();
   TileWork work;
   for (int ordinal = 0; next_tile<Config>(params, tiles, &work); ++ordinal) {
