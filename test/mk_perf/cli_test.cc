@@ -275,6 +275,15 @@ TEST_CASE("without the fusion, beside it: the product alone and what moves the d
   check_figures(result);
 }
 
+TEST_CASE("all-reduces whose output is in symmetric memory pass their check, one after the other") {
+  const Outcome outcome = mk_perf(with({"gemm_allreduce", "-g", "3", "--symmetric", "--check", "--shape",
+                                        "m=37,n=24,k=33", "--shape", "m=300,n=64,k=8"},
+                                       kQuick));
+  INFO(outcome.err << outcome.out);
+  CHECK(outcome.exit_code == 0);
+  CHECK(contains(outcome.out, "symmetric memory"));
+}
+
 TEST_CASE("every GEMM operator passes its check with B as [n, k]") {
   const Outcome outcome =
       mk_perf(with({"all", "-g", "3", "--b-layout", "nk", "--check", "--shape", "m=37,n=19,k=33"}, kQuick));

@@ -73,6 +73,7 @@ TEST_CASE("defaults") {
   CHECK(options.b_layout == MK_LAYOUT_KN);
   CHECK(!options.host_time);
   CHECK(!options.unfused);
+  CHECK(!options.symmetric);
   CHECK(options.only.empty());
   CHECK(options.dtypes.out_dtype == MK_DTYPE_BF16);
   CHECK(select_work(options, 2).size() == all_operators().size());

@@ -58,8 +58,13 @@ class Benchmark {
   explicit Benchmark(const BenchmarkInput& input) : input_(input) {
     require(mk_comm_get_info(input.comm, &info_), "mk_comm_get_info", input.comm);
     traces_ = std::make_unique<TraceFiles>(input.options.trace_path, input.comm, info_, input.group);
-    context_ = {input.comm,    info_.rank,           info_.nranks,
-                &input.device, input.options.dtypes, input.options.b_layout};
+    context_ = {input.comm,
+                info_.rank,
+                info_.nranks,
+                &input.device,
+                input.options.dtypes,
+                input.options.b_layout,
+                input.options.symmetric};
   }
 
   BenchmarkOutput run(const std::vector<Selection>& work) {
@@ -80,6 +85,7 @@ class Benchmark {
     equipment_->disconnect();
     equipment_->describe(output_.machine);
     output_.notes = equipment_->notes();
+    if (context_.symmetric) output_.notes.push_back("C of all-reduces is in symmetric memory");
     return std::move(output_);
   }
 

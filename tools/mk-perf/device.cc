@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <string>
 #include <utility>
 
@@ -54,12 +55,25 @@ DeviceBuffer::DeviceBuffer(const DeviceOperations& operations, size_t bytes)
   }
 }
 
+DeviceBuffer::DeviceBuffer(const DeviceOperations& operations, mk_comm_t comm, size_t bytes)
+    : operations_(&operations), comm_(comm), bytes_(bytes) {
+  require(mk_mem_alloc(comm, std::max<size_t>(bytes, 1), &data_), "mk_mem_alloc", comm);
+}
+
 DeviceBuffer::~DeviceBuffer() {
-  if (data_) operations_->release(data_);
+  if (!data_) return;
+  if (!comm_) {
+    operations_->release(data_);
+  } else if (std::uncaught_exceptions() == 0) {
+    mk_mem_free(comm_, data_);
+  }
 }
 
 DeviceBuffer::DeviceBuffer(DeviceBuffer&& other) noexcept
-    : operations_(other.operations_), data_(std::exchange(other.data_, nullptr)), bytes_(other.bytes_) {}
+    : operations_(other.operations_),
+      comm_(other.comm_),
+      data_(std::exchange(other.data_, nullptr)),
+      bytes_(other.bytes_) {}
 
 void DeviceBuffer::upload(const void* host_memory) const { operations_->upload(data_, host_memory, bytes_); }
 

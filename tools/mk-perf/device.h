@@ -74,6 +74,9 @@ const DeviceOperations* find_device(mk_device_t device);
 class DeviceBuffer {
  public:
   DeviceBuffer(const DeviceOperations& operations, size_t bytes);
+  // Symmetric memory of `comm`, as much on every rank. Making it is host-collective, and so is the end of its
+  // life, but on the way out of a failure, when it is left to the communicator.
+  DeviceBuffer(const DeviceOperations& operations, mk_comm_t comm, size_t bytes);
   ~DeviceBuffer();
   DeviceBuffer(DeviceBuffer&& other) noexcept;
   DeviceBuffer& operator=(DeviceBuffer&&) = delete;
@@ -85,7 +88,8 @@ class DeviceBuffer {
 
  private:
   const DeviceOperations* operations_;
-  void* data_;
+  mk_comm_t comm_ = nullptr;  // whose symmetric memory it is
+  void* data_ = nullptr;
   size_t bytes_;
 };
 

@@ -106,7 +106,7 @@ class GemmProblem : public Problem {
     for (int set = 0; set < num_sets; ++set) {
       sets_.push_back({DeviceBuffer(*context_.device, bytes_of(windows_.a, context_.dtypes.dtype)),
                        DeviceBuffer(*context_.device, bytes_of(windows_.b, context_.dtypes.dtype)),
-                       DeviceBuffer(*context_.device, bytes_of(windows_.c, context_.dtypes.out_dtype))});
+                       make_output()});
     }
   }
 
@@ -220,6 +220,14 @@ class GemmProblem : public Problem {
   }
 
   const Buffers& buffers(int set) const { return sets_[static_cast<size_t>(set)]; }
+
+  // Peers write an all-reduce's, and of the others no output that is asked for here.
+  DeviceBuffer make_output() const {
+    const size_t bytes = bytes_of(windows_.c, context_.dtypes.out_dtype);
+    if (context_.symmetric && context_.nranks > 1 && kind_ == Kind::kGemmAllreduce)
+      return DeviceBuffer(*context_.device, context_.comm, bytes);
+    return DeviceBuffer(*context_.device, bytes);
+  }
 
   // Gives use(arguments, the call, its plan, its name).
   template <typename Use>

@@ -31,6 +31,7 @@ struct Context {
   const DeviceOperations* device = nullptr;
   Dtypes dtypes;
   mk_layout_t b_layout = MK_LAYOUT_KN;  // of the GEMM operators
+  bool symmetric = false;               // outputs that peers write, where they may, lie in symmetric memory
 };
 
 enum class Collective { kAllGather, kReduceScatter, kAllReduce };

@@ -51,6 +51,7 @@ cxxopts::Options command_line() {
       text("auto"))("nccl-library", "NCCL, where the loader does not find it", text(""), "PATH")(
       "cublaslt-library", "cublasLt, where the loader does not find it", text(""), "PATH")(
       "b-layout", "Of the GEMM operators' B: kn or nk", text("kn"))(
+      "symmetric", "An all-reduce's C in symmetric memory (mk_mem_alloc), where peers write it directly")(
       "unfused",
       "The GEMM operators without the fusion too: our product alone and what moves the data, one after the "
       "other")("only", "Of a preset, the shapes with these values, e.g. m=16384; may be repeated",
@@ -169,6 +170,7 @@ Options interpret(const cxxopts::ParseResult& parsed) {
   options.nccl_path = parsed["nccl-library"].as<std::string>();
   options.cublaslt_path = parsed["cublaslt-library"].as<std::string>();
   options.b_layout = parse_layout(parsed["b-layout"].as<std::string>());
+  options.symmetric = parsed.count("symmetric") > 0;
   options.unfused = parsed.count("unfused") > 0;
   options.host_time = parsed.count("host-time") > 0;
   options.iterations = integer(parsed, "iters", 1, 1000000);

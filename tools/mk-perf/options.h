@@ -43,6 +43,7 @@ struct Options {
   Baseline baseline = Baseline::kAuto;
   std::string nccl_path;
   std::string cublaslt_path;
+  bool symmetric = false;
   bool unfused = false;
   bool host_time = false;
   int iterations = 20;
