@@ -194,12 +194,10 @@ int choose_one_wave(const GemmCall& call, int64_t rows, int nranks, int num_sms,
 // follow another's, each reads all weights again, and where a rank has few rows of tiles memory is what all
 // wait for. Rows then have to come within the first wave, which has to be one of several: not where few CTAs
 // push them. Between two ranks it is no gain.
-bool sweeps_columns(const GemmCall& call, int nranks, int num_sms, bool has_clusters,
-                    const RankGemmPlan& plan) {
+bool sweeps_columns(const GemmCall& call, int nranks, int num_sms, const RankGemmPlan& plan) {
   constexpr int MOST_TILE_ROWS = 2;
   constexpr int64_t FEW_WAVES = 2;
-  if (plan.is_between_nodes || plan.merged || has_clusters || nranks < 3 || plan.plan.copy_ctas > 0)
-    return false;
+  if (plan.is_between_nodes || plan.merged || nranks < 3 || plan.plan.copy_ctas > 0) return false;
   const int64_t num_tiles = int64_t{nranks} * plan.tile_rows * ceil_div(call.n, plan.gemm.block_n);
   return plan.tile_rows <= MOST_TILE_ROWS && num_tiles > FEW_WAVES * num_sms &&
          call.n * call.k * 2 > MOST_B_BYTES_IN_L2;
@@ -284,7 +282,7 @@ Status plan_gather(const GemmCall& call, int rank, int nranks, int num_sms, cons
   }
   to.awaits_all_rows = to.merged && !has_clusters && !to.is_between_nodes && to.tile_rows > 1 &&
                        call.n * call.k * 2 > MOST_B_BYTES_IN_L2;
-  to.sweeps_columns = sweeps_columns(call, nranks, num_sms, has_clusters, to);
+  to.sweeps_columns = sweeps_columns(call, nranks, num_sms, to);
   to.area_bytes = call.m * round_up(call.k * 2, 16);
   fill_public_plan(call, nranks, num_sms, to);
   return plan_chunks(call, rank, nranks, to);

@@ -18,11 +18,12 @@ namespace mk {
 
 struct RankGemmPlan {
   mk_plan_t plan;
-  GemmPlan gemm;                                      // tile, raster
-  int tile_rows = 0;                                  // rows of tiles of a rank, at most
-  int num_owners = 1;                                 // ranks that rows of tiles are counted for
-  bool merged = false;                                // a tile has rows of several ranks
-  int64_t out_of_step_k_steps = OUT_OF_STEP_K_STEPS;  // of a CTA, from which on CTAs keep in step
+  GemmPlan gemm;        // tile, raster
+  int tile_rows = 0;    // rows of tiles of a rank, at most
+  int num_owners = 1;   // ranks that rows of tiles are counted for
+  bool merged = false;  // a tile has rows of several ranks
+  // Of a CTA, from which on CTAs keep in step.
+  int64_t out_of_step_k_steps = OUT_OF_STEP_K_STEPS;
   // All-gather.
   int num_panels = 1;
   int panel_steps = 1;

@@ -10,7 +10,7 @@ constexpr GemmTile RANK_GEMM_TILES[] = {
     {128, 256, false}, {128, 160, true}, {128, 128, true}, {64, 128, false}, {64, 64, false}};
 constexpr int NUM_RANK_GEMM_TILES = sizeof(RANK_GEMM_TILES) / sizeof(RANK_GEMM_TILES[0]);
 // Inside a node an all-gather has two more. What the other operators exchange of a tile lies in places for one
-// of 128 x 256.
+// of 128 x 256. The last one is for few rows (gather_tiles() in allgather_gemm_plan.cc).
 constexpr GemmTile GATHER_TILES[] = {{128, 256, false}, {256, 160, false}, {128, 160, true}, {128, 128, true},
                                      {64, 128, false},  {64, 64, false},   {128, 224, false}};
 constexpr int NUM_GATHER_TILES = sizeof(GATHER_TILES) / sizeof(GATHER_TILES[0]);

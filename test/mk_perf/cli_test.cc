@@ -375,6 +375,13 @@ TEST_CASE("a failing check exits 1, says so in the table and names rank, shape a
   };
   CHECK(spoiled("not at all").exit_code == 0);
 
+  // Nobody asks for symmetric memory but with --symmetric.
+  CHECK(spoiled("no symmetric memory").exit_code == 0);
+  const Outcome symmetric = mk_perf(with(arguments, {"--symmetric"}),
+                                    {{"LD_PRELOAD", spoiler}, {"MK_PERF_SPOIL", "no symmetric memory"}});
+  CHECK(symmetric.exit_code == 1);
+  CHECK(contains(symmetric.err, "mk_mem_alloc"));
+
   const Outcome bit = spoiled("bit");
   CHECK(bit.exit_code == 1);
   CHECK(contains(bit.out, "FAILED, not exact"));

@@ -37,6 +37,13 @@ extern "C" MK_API mk_status_t mk_gemm_allreduce(mk_comm_t comm, const mk_gemm_al
   return next(&mk_gemm_allreduce, "mk_gemm_allreduce")(comm, args, stream);
 }
 
+// Who asks for symmetric memory finds none.
+extern "C" MK_API mk_status_t mk_mem_alloc(mk_comm_t comm, size_t bytes, void** ptr) {
+  const char* how = std::getenv("MK_PERF_SPOIL");
+  if (how && std::strcmp(how, "no symmetric memory") == 0) return MK_ERROR_OUT_OF_MEMORY;
+  return next(&mk_mem_alloc, "mk_mem_alloc")(comm, bytes, ptr);
+}
+
 extern "C" MK_API mk_status_t mk_comm_synchronize(mk_comm_t comm, mk_stream_t stream) {
   const mk_status_t status = next(&mk_comm_synchronize, "mk_comm_synchronize")(comm, stream);
   const char* how = std::getenv("MK_PERF_SPOIL");

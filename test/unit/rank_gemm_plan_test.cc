@@ -904,7 +904,9 @@ TEST_CASE("few rows of each of many ranks: weights are read once for all of them
   const RankGemmPlan one_by_one = planned(1024, 14336, 8192, 2);
   CHECK(!one_by_one.sweeps_columns);
   CHECK(one_by_one.gemm.group_m <= one_by_one.tile_rows);
-  CHECK(!planned(2048, 14336, 8192, 4).sweeps_columns);  // rows would come too late
+  CHECK(!planned(2048, 14336, 8192, 4).sweeps_columns);  // four rows of tiles a rank
+  CHECK(planned(1024, 28672, 8192, 4).plan.copy_ctas > 0);
+  CHECK(!planned(1024, 28672, 8192, 4).sweeps_columns);  // few CTAs push: rows would come too late
   CHECK(!planned(1024, 5120, 8192, 4).sweeps_columns);   // all tiles at once
   CHECK(!planned(512, 14336, 8192, 4).sweeps_columns);   // or nearly
   CHECK(!planned(1024, 8192, 2048, 4).sweeps_columns);   // weights that stay in the L2
