@@ -16,6 +16,7 @@
 namespace mk {
 
 struct EmulatedConfig {
+  static constexpr bool IS_LARGE = true;
   static constexpr int BLOCK_M = 128;
   static constexpr int NUM_THREADS = 96;  // two push warps and the one that signals; the network's three
   static constexpr int NUM_CONSUMER_WARPS = 2;

@@ -83,7 +83,7 @@ class NodeDispatchRank : public DispatchRank {
         } else {
           moe_dispatch_gemm::push_first_turn<Config>(params, smem);
         }
-        if (!pushes || moe_dispatch_gemm::DEALS_TILES<Config>)
+        if (!pushes || moe::DEALS_TILES<Config>)
           moe_dispatch_gemm::run_product_cta<Config>(launch, params, smem);
       }
       launch.end_cta();

@@ -4,7 +4,6 @@
 #pragma once
 
 #include "kernels/device/copy_rows.cuh"
-#include "kernels/device/tile_tickets.cuh"
 #include "kernels/ops/moe_dispatch_gemm/cuda_push.cuh"
 #include "kernels/ops/moe_routing/cuda_product.cuh"
 
@@ -55,14 +54,6 @@ __device__ __forceinline__ bool wait_block(const RankLaunch& launch, const CudaP
   return __all_sync(~0u, is_there);
 }
 
-// Low tiles have each a column of weights to themselves: they are handed out as CTAs come for them, those that
-// have pushed included. Others share theirs, and a CTA's are known beforehand.
-template <class Config>
-constexpr bool DEALS_TILES = !Config::IS_LARGE;
-
-// How many k-steps before a tile's end the next one is taken: what it takes to see that its rows are here.
-constexpr int NEAR_K_STEPS = 12;
-
 // The warp that is ahead of the producer.
 template <class Config, class Passes>
 __device__ __forceinline__ void watch_rows(const RankLaunch& launch, const CudaParams& params,
@@ -74,7 +65,7 @@ __device__ __forceinline__ void watch_rows(const RankLaunch& launch, const CudaP
   GroupedTile work;
   uint32_t num_tiles = 0;
   const auto next = [&] {
-    if constexpr (!DEALS_TILES<Config>) return cursor.next(&work);
+    if constexpr (!moe::DEALS_TILES<Config>) return cursor.next(&work);
     int tile = 0;
     if (is_first) {
       await_near(feed, num_tiles);
@@ -87,20 +78,12 @@ __device__ __forceinline__ void watch_rows(const RankLaunch& launch, const CudaP
   while (next()) {
     const int block = work.m_tile * Config::BLOCK_M / moe::BLOCK_ROWS;
     if (!wait_block(launch, params, tables, DeviceRole::compute, work.group, block)) {
-      if (DEALS_TILES<Config> && is_first) feed_tile(feed, num_tiles, NO_TILE);
+      if (moe::DEALS_TILES<Config> && is_first) feed_tile(feed, num_tiles, NO_TILE);
       break;
     }
     moe::pass_ready(num_ready, work.ordinal + 1);
   }
   moe::pass_ready(num_ready, moe::ALL_READY);
-}
-
-// A CTA's `ordinal`-th tile, as its producer and its consumers learn of it.
-template <class Config, class Passes>
-__device__ __forceinline__ bool next_work(GroupedTileCursor<Passes>& cursor, const TileFeed& feed,
-                                          uint32_t ordinal, GroupedTile* work) {
-  if constexpr (DEALS_TILES<Config>) return cursor.find(next_tile(feed, ordinal), work);
-  return cursor.next(work);
 }
 
 template <class Config, class Passes>
@@ -115,15 +98,15 @@ __device__ __forceinline__ void produce(const RankLaunch& launch, moe::ProductSt
   StageCursor<Config::NUM_STAGES> stages;
   const CtasInStep in_step = moe::ctas_in_step<Config>(params.comm, params.num_compute_ctas);
   GroupedTile work;
-  for (uint32_t ordinal = 0; next_work<Config>(cursor, feed, ordinal, &work); ++ordinal) {
+  for (uint32_t ordinal = 0; moe::next_work<Config>(cursor, feed, ordinal, &work); ++ordinal) {
     const Tracer tracer(params.comm.trace, TRACE_LOAD);
     tracer.begin(TraceKind::load, trace_tile(work));
-    const int near = max(work.k_end - NEAR_K_STEPS, 0);
+    const int near = max(work.k_end - moe::TAKEN_K_STEPS_AHEAD, 0);
     moe::load_expert_tile<Config>(
         smem.mainloop, stages, map_rows, work.row, &params.map_w, work, in_step,
         [&] { moe::wait_ready(smem.num_ready, work.ordinal); },
         [&](int k_step) {
-          if (DEALS_TILES<Config> && k_step == near) near_end(feed, ordinal);
+          if (moe::DEALS_TILES<Config> && k_step == near) near_end(feed, ordinal);
         });
     tracer.end();
   }
@@ -213,7 +196,7 @@ __device__ __forceinline__ void run_product_cta(const RankLaunch& launch, const 
   const Tables& tables = storage.tables;
   TileFeed& feed = storage.feed;
   const auto passes = storage.passes();
-  if (DEALS_TILES<Config> && threadIdx.x == 0) feed_init(feed);
+  if (moe::DEALS_TILES<Config> && threadIdx.x == 0) feed_init(feed);
   product_init(smem);
   run_roles<Config>(
       params.num_compute_ctas, [&] { produce<Config>(launch, smem, feed, params, tables, passes); },
@@ -235,7 +218,7 @@ __device__ __forceinline__ void run_product_cta(const RankLaunch& launch, const 
             smem.mainloop, warpgroup, params.comm.trace,
             [&](GroupedTile* work) {
               origins.fetch();
-              const bool has_work = next_work<Config>(cursor, feed, num_tiles++, work);
+              const bool has_work = moe::next_work<Config>(cursor, feed, num_tiles++, work);
               if (has_work) origins.expect(moe::warp_row(*work, warpgroup), work->row_end);
               return has_work;
             },
@@ -269,7 +252,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
     } else {
       push_first_turn<Config>(params, smem);
     }
-    if (!pushes || DEALS_TILES<Config>) run_product_cta<Config>(launch, params, smem);
+    if (!pushes || moe::DEALS_TILES<Config>) run_product_cta<Config>(launch, params, smem);
   }
   launch.end_cta();
 }

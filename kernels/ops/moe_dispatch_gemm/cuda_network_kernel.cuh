@@ -130,7 +130,7 @@ __device__ __forceinline__ void run_between_nodes(const NetworkParams& params, N
       } else {
         take_dealt_turns<Config>(params, smem);
       }
-      if (!pushes || DEALS_TILES<Config>) compute(launch);
+      if (!pushes || moe::DEALS_TILES<Config>) compute(launch);
     }
   }
   launch.end_cta();

@@ -14,11 +14,24 @@ using CudaTable = moe::ExpertTable<CudaParams>;
 const CudaTable& cuda_kernels_bf16();
 const CudaTable& cuda_kernels_fp16();
 
+// A CTA's tiles where they are dealt out; otherwise they take no room.
+template <bool ARE_DEALT>
+struct CtaTiles {
+  struct Feed {};
+  Feed feed;
+};
+template <>
+struct CtaTiles<true> {
+  TileFeed feed;
+  uint32_t num_published;  // of the feed's tiles
+};
+
 template <class Config>
 struct Storage : moe::ExpertStorage<Config, Tables, SumStorage> {
   alignas(128) CUtensorMap map_rows;
   std::byte* products;  // where finished rows go; in memory, for the consumers' registers are few
   uint32_t num_stored[Config::NUM_CONSUMER_WARPS];  // tiles of each consumer warp
+  [[no_unique_address]] CtaTiles<moe::DEALS_TILES<Config>> tiles;
   __device__ OnePass passes() const { return {}; }
   __device__ SumStorage& sums() { return *reinterpret_cast<SumStorage*>(this->role); }
 };
@@ -54,8 +67,8 @@ __device__ __forceinline__ void make_map(const CudaParams& params, const Tables&
   ptx::tensormap_cp_fenceproxy_release_gpu(own_map(params), &smem_map);
 }
 
-template <class Config, class Passes>
-__device__ __forceinline__ void produce(moe::ProductStorage<Config>& smem, const CudaParams& params,
+template <class Config, class Feed, class Passes>
+__device__ __forceinline__ void produce(moe::ProductStorage<Config>& smem, Feed& feed, const CudaParams& params,
                                         const Tables& tables, const Passes& passes) {
   const CUtensorMap* map_rows = own_map(params);
   ptx::fence_proxy_tensormap_acquire_gpu(map_rows);
@@ -65,11 +78,17 @@ __device__ __forceinline__ void produce(moe::ProductStorage<Config>& smem, const
   StageCursor<Config::NUM_STAGES> stages;
   const CtasInStep in_step = moe::ctas_in_step<Config>(params.comm, params.num_compute_ctas);
   GroupedTile work;
-  while (cursor.next(&work)) {
+  for (uint32_t ordinal = 0; moe::next_work<Config>(cursor, feed, ordinal, &work); ++ordinal) {
     const Tracer tracer(params.comm.trace, TRACE_LOAD);
     tracer.begin(TraceKind::load, trace_tile(work));
+    const int near = max(work.k_end - moe::TAKEN_K_STEPS_AHEAD, 0);
     moe::load_expert_tile<Config>(
-        smem.mainloop, stages, map_rows, work.row, &params.map_w, work, in_step, [] {}, [](int) {});
+        smem.mainloop, stages, map_rows, work.row, &params.map_w, work, in_step, [] {},
+        [&](int k_step) {
+          if constexpr (moe::DEALS_TILES<Config>) {
+            if (k_step == near) near_end(feed, ordinal);
+          }
+        });
     tracer.end();
   }
   in_step.leave();
@@ -144,6 +163,27 @@ __device__ __forceinline__ void finish_rows(const CudaParams& params, std::byte*
   finished.add(accumulators, output, moe::warp_row(work, block), work.row_end, work.n_tile * Config::BLOCK_N);
 }
 
+// The warp that takes a CTA's tiles, where they are dealt out: never so far ahead of the one that publishes
+// them that the feed has forgotten its next.
+template <class Config, class Passes>
+__device__ __forceinline__ void take_tiles(const CudaParams& params, Storage<Config>& storage,
+                                           const Passes& passes) {
+  if (threadIdx.x % 32 != 0) return;
+  const GroupedTiles tiles = tiles_of(params, storage.tables, Config::BLOCK_M);
+  GroupedTileCursor cursor(tiles, passes, blockIdx.x);
+  GroupedTile work;
+  uint32_t ordinal = 0;
+  int tile = 0;
+  do {
+    await_near(storage.tiles.feed, ordinal);
+    while (ordinal >= *static_cast<volatile uint32_t*>(&storage.tiles.num_published) + TileFeed::DEPTH)
+      __nanosleep(100);
+    tile = static_cast<int>(atomicAdd(&params.comm.state->tile_ticket, 1u));
+    feed_tile(storage.tiles.feed, ordinal, tile);
+    ++ordinal;
+  } while (cursor.find(tile, &work));
+}
+
 // The warp that tells the push CTAs of blocks that are complete; the consumers have no time for the fences
 // that this takes.
 template <class Config, class Passes>
@@ -154,15 +194,17 @@ __device__ __forceinline__ void publish_products(const RankLaunch& launch, const
   const GroupedTiles tiles = tiles_of(params, tables, Config::BLOCK_M);
   GroupedTileCursor cursor(tiles, passes, blockIdx.x);
   GroupedTile work;
-  while (cursor.next(&work)) {
+  for (uint32_t ordinal = 0; moe::next_work<Config>(cursor, storage.tiles.feed, ordinal, &work); ++ordinal) {
     const auto is_stored = [&] {
       return lane >= Config::NUM_CONSUMER_WARPS ||
-             *static_cast<volatile uint32_t*>(&storage.num_stored[lane]) > static_cast<uint32_t>(work.ordinal);
+             *static_cast<volatile uint32_t*>(&storage.num_stored[lane]) > ordinal;
     };
     while (!__all_sync(~0u, is_stored())) __nanosleep(100);
     __threadfence_block();
     __syncwarp();
     if (lane != 0) continue;
+    if constexpr (moe::DEALS_TILES<Config>)
+      *static_cast<volatile uint32_t*>(&storage.tiles.num_published) = ordinal + 1;
     // They are read by the bulk copy engine, another proxy than the one written through.
     ptx::fence_proxy_async_global();
     const int block = work.m_tile * Config::BLOCK_M / moe::BLOCK_ROWS;
@@ -203,19 +245,31 @@ __device__ __forceinline__ void run_product_cta(const RankLaunch& launch, const 
     storage.products = launch.area(params.comm.rank, params.layout.product_row(num_home_rows, 0));
   }
   if (threadIdx.x < Config::NUM_CONSUMER_WARPS) storage.num_stored[threadIdx.x] = 0;
+  if constexpr (moe::DEALS_TILES<Config>) {
+    if (threadIdx.x == 0) {
+      feed_init(storage.tiles.feed);
+      storage.tiles.num_published = 0;
+    }
+  }
   product_init(smem);
   run_roles<Config>(
-      params.num_compute_ctas, [&] { produce<Config>(smem, params, tables, passes); },
+      params.num_compute_ctas, [&] { produce<Config>(smem, storage.tiles.feed, params, tables, passes); },
       [&](const CopyWarp& warp) {
         if (warp.warp == 0) publish_products<Config>(launch, params, storage, passes);
+        if constexpr (moe::DEALS_TILES<Config>) {
+          if (warp.warp == 1) take_tiles<Config>(params, storage, passes);
+        }
       },
       [&](int warpgroup) __attribute__((always_inline)) {
         const GroupedTiles tiles = tiles_of(params, tables, Config::BLOCK_M);
         GroupedTileCursor cursor(tiles, passes, blockIdx.x);
+        uint32_t num_tiles = 0;
         FinishedRows<Config> finished(smem.epilogue[threadIdx.x / 32], storage.num_stored[threadIdx.x / 32]);
         consumer_role<Config, GroupedTile>(
             smem.mainloop, warpgroup, params.comm.trace,
-            [&](GroupedTile* work) { return have_alike(cursor.next(work), work); },
+            [&](GroupedTile* work) {
+              return have_alike(moe::next_work<Config>(cursor, storage.tiles.feed, num_tiles++, work), work);
+            },
             [&](const GroupedTile& work, int block, float(&accumulators)[Config::BLOCK_N / 2]) {
               finish_rows<Config>(params, storage.products, work, block, accumulators, finished);
             },

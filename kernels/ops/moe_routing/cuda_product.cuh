@@ -8,6 +8,7 @@
 #include "kernels/device/ctas_in_step.cuh"
 #include "kernels/device/grouped_tiles.h"
 #include "kernels/device/rank_gemm.cuh"
+#include "kernels/device/tile_tickets.cuh"
 #include "kernels/ops/moe_routing/cuda_routing.cuh"
 #include "kernels/ops/moe_routing/row_segments.h"
 
@@ -75,6 +76,22 @@ template <class Config>
 __device__ __forceinline__ CtasInStep ctas_in_step(const RankComm& comm, int num_ctas) {
   constexpr int NEAR_K_STEPS = 4;
   return {&comm.state->num_near, num_ctas, Config::IS_LARGE ? NEAR_K_STEPS : 0};
+}
+
+// Low tiles have each a column of weights to themselves: they are handed out as CTAs come for them. Others
+// share theirs, and a CTA's are known beforehand.
+template <class Config>
+constexpr bool DEALS_TILES = !Config::IS_LARGE;
+
+// How many k-steps before a tile's end the next one is taken: what it takes to see that its rows are here.
+constexpr int TAKEN_K_STEPS_AHEAD = 12;
+
+// A CTA's `ordinal`-th tile, as others than the warp that takes it learn of it; `feed` then is a TileFeed.
+template <class Config, class Passes, class Feed>
+__device__ __forceinline__ bool next_work(GroupedTileCursor<Passes>& cursor, const Feed& feed, uint32_t ordinal,
+                                          GroupedTile* work) {
+  if constexpr (DEALS_TILES<Config>) return cursor.find(next_tile(feed, ordinal), work);
+  return cursor.next(work);
 }
 
 // Producer, one thread: rows from `row` of `map_rows` on, once wait() has returned, but for the first weights.
