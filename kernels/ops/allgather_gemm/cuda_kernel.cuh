@@ -105,7 +105,8 @@ class GatheredMap {
   bool is_known_;
 };
 
-// What a producer does before it loads rows of a tile: waits for each panel when it is due.
+// What a producer does before it loads rows of a tile: waits for each panel when it is due; not again for those
+// of a row of tiles of which it has had a whole tile.
 template <int BLOCK_M, class Params>
 class PanelWaits {
  public:
@@ -115,9 +116,10 @@ class PanelWaits {
   // Before the tile's first k-step.
   __device__ __forceinline__ void begin(const SourceTile& tile, const TileWork& work) {
     tile_ = tile;
-    next_step_ = tile.source == params_.comm.rank || are_all_here_ ? work.k_end : 0;
+    const uint32_t bit = work.m_tile < 32 ? 1u << work.m_tile : 0;
+    next_step_ = tile.source == params_.comm.rank || (here_ & bit) != 0 ? work.k_end : 0;
     // When this tile has been.
-    are_all_here_ |= params_.awaits_all_rows && work.k_end - work.k_begin == params_.tiles.num_k_steps;
+    if (work.k_end - work.k_begin == params_.tiles.num_k_steps) here_ |= params_.awaits_all_rows ? ~0u : bit;
   }
   __device__ __forceinline__ void operator()(int k_step) {
     if (k_step < next_step_) return;
@@ -130,7 +132,7 @@ class PanelWaits {
   const Params& params_;
   SourceTile tile_{};
   int next_step_ = 0;  // the first of a panel not waited for
-  bool are_all_here_ = false;
+  uint32_t here_ = 0;  // the first rows of tiles, a bit each: all of the row's panels are there
 };
 
 // Those that compute from the beginning.
