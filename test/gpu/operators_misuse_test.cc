@@ -101,7 +101,7 @@ void refuse_stream(Rank& rank) {
     return;
   }
   // One of its own, so that what follows does not depend on this.
-  const mk_comm_t comm = make_communicator(rank, MK_COMM_CONFIG_INIT);
+  const mk_comm_t comm = make_communicator(rank, small_grid());
   cudaStream_t foreign = nullptr;
   require_cuda(cudaSetDevice((rank.device + 1) % num_devices), "cudaSetDevice");
   require_cuda(cudaStreamCreateWithFlags(&foreign, cudaStreamNonBlocking), "cudaStreamCreate");
