@@ -16,6 +16,8 @@ namespace mk::test {
 class EmulatedGpu {
  public:
   explicit EmulatedGpu(Rank& rank) : rank_(rank) {
+    // During these programs under ThreadSanitizer a machine has stood still for 68 s.
+    if (kThreadSanitizer) rank.timeout = std::chrono::minutes(5);
     rank.abort.on_raise([stop = stop_] {
       std::lock_guard lock(stop->mutex);
       if (stop->gpu != nullptr) stop->gpu->set_abort();

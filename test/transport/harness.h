@@ -50,9 +50,8 @@ class Rank {
   // The proxy uses what else this object has until the endpoint is gone.
   ~Rank() { endpoint.reset(); }
 
-  // Of every step and wait, where none is given. Under ThreadSanitizer, whose threads leave little of a machine
-  // to others, it has been seen to stand still for a minute.
-  std::chrono::milliseconds timeout{kThreadSanitizer ? 300000 : 60000};
+  // Of every step and wait, where none is given.
+  std::chrono::milliseconds timeout{60000};
 
   const int rank;
   const int nranks;
