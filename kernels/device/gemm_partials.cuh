@@ -56,7 +56,7 @@ __device__ __forceinline__ void partials_add(float (&accumulators)[NUM_ACCUMULAT
   if (!__any_sync(~0u, has_rows)) return;
   // As many as there are registers to receive them.
   constexpr int GROUP = NUM_ACCUMULATORS <= 64 ? 4 : 1;
-  for (int group = 0; group < num_peers; group += GROUP) {
+  for (int group = 0; __any_sync(~0u, group < num_peers); group += GROUP) {
     const float4* source[GROUP];
 #pragma unroll
     for (int p = 0; p < GROUP; ++p) {

@@ -14,10 +14,7 @@ namespace mk {
 // last stage arrive: a barrier tells a phase from the next, but not from the next but one.
 constexpr int TURN_BARRIER = 4;
 
-// What a kernel does so that the compiler knows that a warp's threads have the walk through tiles alike, and
-// keeps stages and descriptors in uniform registers (see store_tile_rows()): this in its `next`, or
-// TilesAre::settled, which does as much at each tile's begin, with the stage as well, or neither. Which is
-// needed, and not too much, shows in the kernel's code alone: R2UR between its HGMMA (tools/mainloop_sass.py).
+// What a kernel may do in its `next`, where TilesAre::settled is too much for the compiler's registers.
 template <class Work>
 __device__ __forceinline__ bool have_alike(bool has_work, Work* work) {
   work->k_begin = __shfl_sync(~0u, work->k_begin, 0);
@@ -28,7 +25,7 @@ __device__ __forceinline__ bool have_alike(bool has_work, Work* work) {
 // `next(&work)` walks the CTA's tiles, false after the last; the producer must walk the same.
 // `finish(work, block, accumulators)` takes the warpgroup's `block`-th 64 rows of a tile. If it has a give(),
 // that takes all of them before, for what others are to have.
-template <class Config, class Work = TileWork, TilesAre TILES = TilesAre::plain, class Next, class Finish,
+template <class Config, class Work = TileWork, TilesAre TILES = TilesAre::settled, class Next, class Finish,
           class Deferred>
 __device__ __forceinline__ void consumer_role(MainloopStorage<Config>& smem, int warpgroup, TraceBuffer* trace,
                                               Next&& next, Finish&& finish, Deferred& deferred) {
@@ -57,12 +54,17 @@ __device__ __forceinline__ void consumer_role(MainloopStorage<Config>& smem, int
       has_work = has_work && skip_tile(&work);
     }
   }
+  // Shows the compiler that a warp's threads have the walk alike and are together, so that it keeps stages and
+  // descriptors in uniform registers (see store_tile_rows()): numbers that came through memory or a long walk
+  // are shuffled, and of a fence that only a whole warp may execute it infers that the warp is whole. Whether
+  // it has understood shows in the code alone: R2UR between HGMMA (tools/mainloop_sass.py).
   const auto settle = [&] {
     if constexpr (TILES == TilesAre::plain) return has_work;
     work.k_begin = __shfl_sync(~0u, work.k_begin, 0);
     work.k_end = __shfl_sync(~0u, work.k_end, 0);
     stages.stage = __shfl_sync(~0u, stages.stage, 0);
     stages.phase = __shfl_sync(~0u, stages.phase, 0);
+    ptx::wgmma_fence();
     return __any_sync(~0u, has_work) != 0;
   };
   while (settle()) {
@@ -98,7 +100,7 @@ __device__ __forceinline__ void consumer_role(MainloopStorage<Config>& smem, int
   deferred.flush();
 }
 
-template <class Config, class Work = TileWork, TilesAre TILES = TilesAre::plain, class Next, class Finish>
+template <class Config, class Work = TileWork, TilesAre TILES = TilesAre::settled, class Next, class Finish>
 __device__ __forceinline__ void consumer_role(MainloopStorage<Config>& smem, int warpgroup, TraceBuffer* trace,
                                               Next&& next, Finish&& finish) {
   NothingDeferred nothing;

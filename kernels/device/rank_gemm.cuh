@@ -11,6 +11,7 @@
 #include "kernels/device/rank_gemm_kernel.h"
 #include "kernels/device/rank_launch.cuh"
 #include "kernels/device/rank_tiles.h"
+#include "kernels/ptx/elect.cuh"
 
 namespace mk {
 
@@ -70,14 +71,15 @@ __device__ __forceinline__ void run_roles(int num_ctas, Produce&& produce, Copy&
     if constexpr (DEAL_REGISTERS) ptx::setmaxnreg_dec<NUM_PRODUCER_REGISTERS>();
     const int warp = __shfl_sync(~0u, threadIdx.x % 128 / 32, 0);
     if (warp == 0) {
-      if (threadIdx.x % 32 == 0) produce();
+      if (ptx::elect_one()) produce();
       __syncwarp();
     } else {
       copy(CopyWarp{warp - 1, num_ctas});
     }
   } else {
     if constexpr (DEAL_REGISTERS) ptx::setmaxnreg_inc<NUM_CONSUMER_REGISTERS>();
-    consume(warpgroup);
+    // A number that the compiler knows keeps descriptors in uniform registers.
+    consume(Config::NUM_CONSUMER_WARPGROUPS == 1 ? 0 : warpgroup);
   }
 }
 

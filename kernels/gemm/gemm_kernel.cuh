@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
     if constexpr (DEAL_REGISTERS) ptx::setmaxnreg_inc<232>();
     TileCursor tiles(params.schedule, blockIdx.x);
     auto deferred = deferred_of(smem);
-    consumer_role<Config>(
+    consumer_role<Config, TileWork, TilesAre::plain>(
         smem.mainloop, warpgroup, trace_of<TRACED>(params), [&](TileWork* work) { return tiles.next(work); },
         [&](const TileWork& work, int block, float(&accumulators)[Config::BLOCK_N / 2]) {
           finish_rows<Config>(smem, params, work, block, accumulators, deferred);

@@ -141,7 +141,7 @@ bool have_alike(bool has_work, Work*) {
   return has_work;
 }
 
-template <class Config, class Work, TilesAre = TilesAre::plain, class Next, class Finish,
+template <class Config, class Work = TileWork, TilesAre = TilesAre::settled, class Next, class Finish,
           class Deferred = NothingDeferred>
 void consumer_role(MainloopStorage<Config>& smem, int warpgroup, TraceBuffer*, Next&& next, Finish&& finish,
                    Deferred&& deferred = {}) {

@@ -713,9 +713,14 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
       },
       [&](int warpgroup) {
         auto tiles = tile_cursor(params);
-        consumer_role<Config>(
+        // Of a large tile there is too much in registers for more.
+        constexpr TilesAre TILES = Config::IS_LARGE ? TilesAre::plain : TilesAre::settled;
+        consumer_role<Config, TileWork, TILES>(
             smem.mainloop, warpgroup, params.comm.trace,
-            [&](TileWork* work) { return have_alike(next_tile<Config>(params, tiles, work), work); },
+            [&](TileWork* work) {
+              if constexpr (TILES == TilesAre::settled) return next_tile<Config>(params, tiles, work);
+              return have_alike(next_tile<Config>(params, tiles, work), work);
+            },
             [&](const TileWork& work, int block, float(&accumulators)[Config::BLOCK_N / 2]) {
               finish_block<Config>(launch, params, smem, work, block, accumulators);
             });

@@ -798,7 +798,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
       },
       [&](int warpgroup) {
         auto tiles = tile_cursor(params);
-        consumer_role<Config>(
+        consumer_role<Config, TileWork, Config::IS_LARGE ? TilesAre::plain : TilesAre::settled>(
             smem.mainloop, warpgroup, params.comm.trace,
             [&](TileWork* work) { return next_tile<Config>(params, tiles, work); },
             [&](const TileWork& work, int block, float(&accumulators)[Config::BLOCK_N / 2]) {

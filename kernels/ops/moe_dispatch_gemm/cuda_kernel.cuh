@@ -214,7 +214,7 @@ __device__ __forceinline__ void run_product_cta(const RankLaunch& launch, const 
         uint32_t num_tiles = 0;
         static_assert(Config::NUM_ROW_BLOCKS == 1);
         RowOrigins origins(launch, params);
-        consumer_role<Config, GroupedTile, TilesAre::settled>(
+        consumer_role<Config, GroupedTile>(
             smem.mainloop, warpgroup, params.comm.trace,
             [&](GroupedTile* work) {
               origins.fetch();
