@@ -69,7 +69,8 @@ class JointGradientConsumer : public AttentionGradientConsumer<Config> {
 #pragma unroll
     for (int i = 0; i < NUM_SUMS; ++i) d_keys[i] = d_values[i] = 0.0f;
     Base::begin_tile();
-    if (is_used) {
+    settle();
+    if (__any_sync(~0u, is_used)) {
       walk<true>(mask, d_keys, d_values);
     } else {
       clear_keys();
@@ -78,6 +79,16 @@ class JointGradientConsumer : public AttentionGradientConsumer<Config> {
   }
 
  private:
+  // Shows the compiler that a warp's threads have all this alike and are together, as consumer_role() does
+  // (gemm_roles.cuh); votes say so of branches and loops around the products.
+  __device__ __forceinline__ void settle() {
+    Base::stage_ = __shfl_sync(~0u, Base::stage_, 0);
+    Base::phase_ = __shfl_sync(~0u, Base::phase_, 0);
+    num_blocks_ = __shfl_sync(~0u, num_blocks_, 0);
+    staged_phase_ = __shfl_sync(~0u, staged_phase_, 0);
+    ptx::wgmma_fence();
+  }
+
   template <bool IS_USED, class Mask>
   __device__ __forceinline__ void walk(Mask&& mask, float (&d_keys)[NUM_SUMS], float (&d_values)[NUM_SUMS]) {
     float d_queries[NUM_HALF_SUMS];
@@ -124,7 +135,7 @@ class JointGradientConsumer : public AttentionGradientConsumer<Config> {
       Base::accumulate(packed_d_weights, 0, d_keys);
     }
     if constexpr (NUM_BEFORE > 0) multiply_d_weights(num_blocks_ - 1, d_queries);
-    const bool is_last = Base::smem_.blocks[Base::stage_].num_left == 0;
+    const bool is_last = __any_sync(~0u, Base::smem_.blocks[Base::stage_].num_left == 0) != 0;
     ptx::wgmma_wait_group<0>();
     ptx::wgmma_fence_registers(d_values);
     ptx::wgmma_fence_registers(d_keys);

@@ -85,10 +85,10 @@ class Consumer {
   __device__ __forceinline__ void run() {
     while (true) {
       const int item = item_now();
-      if (item < 0) break;
+      if (__any_sync(~0u, item < 0)) break;
       const Tracer tracer(params_.comm.trace, TRACE_COMPUTE + warpgroup_);
       tracer.begin(TraceKind::compute, item);
-      if (item < params_.num_key_tiles) {
+      if (__any_sync(~0u, item < params_.num_key_tiles)) {
         compute_keys();
       } else {
         round_queries(item - params_.num_key_tiles);
