@@ -3,9 +3,10 @@
 """Says of every loop around wgmmas in a CUDA object, library or cubin how many instructions it has, and how many of
 them are R2UR: moves of descriptors that the compiler has kept in vector registers, because it does not know that a
 warp stays together. There should be none, or two, where the product is in a hurry. Also the kernel's BRA.DIV: places
-where it takes a warp for parted.
+where it takes a warp for parted; and BRA.U.ANY: instructions of the copy engine that it loops over the threads of a
+warp, because it does not know that one runs them (ptx::elect_one()).
 
-    tools/mainloop_sass.py [--cuobjdump PROGRAM] FILE...
+    tools/mainloop_sass.py [--cuobjdump PROGRAM] [--most MOVES] FILE...
 """
 import argparse
 import re
@@ -50,16 +51,19 @@ def demangled(name):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--cuobjdump", default="cuobjdump", help="of the CUDA toolkit (default: the one in PATH)")
+    parser.add_argument("--most", type=int, metavar="MOVES", help="fail if a loop has more R2UR than this")
     parser.add_argument("files", nargs="+", metavar="FILE")
     arguments = parser.parse_args()
     if shutil.which(arguments.cuobjdump) is None:
         sys.exit(f"mainloop_sass: no program {arguments.cuobjdump}; it comes with the CUDA toolkit: --cuobjdump PATH")
+    too_many = 0
     for file in arguments.files:
         run = subprocess.run([arguments.cuobjdump, "-sass", file], capture_output=True, text=True)
         if run.returncode != 0:
             sys.exit(f"mainloop_sass: {file}: {run.stderr.strip()}")
         for name, instructions in kernels(run.stdout):
             parted = sum("BRA.DIV" in text for _, text in instructions)
+            looped = sum("BRA.U.ANY" in text for _, text in instructions)
             for first, last in wgmma_loops(instructions):
                 loop = [text for _, text in instructions[first : last + 1]]
                 if len(loop) > MOST_INSTRUCTIONS:
@@ -67,8 +71,11 @@ def main():
                 counts = [sum(word in text for text in loop) for word in ("HGMMA", "R2UR")]
                 print(
                     f"{len(loop)} instructions, {counts[0]} HGMMA, {counts[1]} R2UR; "
-                    f"{parted} BRA.DIV in {demangled(name)}"
+                    f"{parted} BRA.DIV, {looped} BRA.U.ANY in {demangled(name)}"
                 )
+                too_many += arguments.most is not None and counts[1] > arguments.most
+    if too_many > 0:
+        sys.exit(f"mainloop_sass: {too_many} loops have more than {arguments.most} R2UR")
 
 
 if __name__ == "__main__":
