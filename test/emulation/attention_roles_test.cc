@@ -51,7 +51,9 @@ class KeyRank {
  public:
   explicit KeyRank(Rank& rank) : rank_(rank), gpu_(rank), topology_(rank.topology) {}
 
-  Status set_up(int64_t wait_timeout_ms = 60000) { return gpu_.set_up(kCtas, kBankBytes, wait_timeout_ms); }
+  Status set_up(int64_t wait_timeout_ms = kPatienceMs) {
+    return gpu_.set_up(kCtas, kBankBytes, wait_timeout_ms);
+  }
   EmulatedGpu& gpu() { return gpu_; }
 
   NetworkParams params(const Shape& shape) {

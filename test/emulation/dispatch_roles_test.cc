@@ -208,7 +208,7 @@ TEST_CASE("who waits for packets that do not come says for what", "[emulation]")
   const std::vector<int> nodes = {0, 1};
   CHECK(run_ranks(RankKind::threads, {"loopback", "0"}, nodes, [&](Rank& rank) -> std::string {
           NetworkDispatchRank dispatch(rank);
-          MK_EXPECT_OK(dispatch.set_up(kCtas, rank.rank == 0 ? 3000 : 60000));
+          MK_EXPECT_OK(dispatch.set_up(kCtas, rank.rank == 0 ? 3000 : kPatienceMs));
           MK_EXPECT(rank.barrier());
           const Shape shape{{40, 64, 8, 4}};
           NetworkParams params = dispatch.params(shape, 3);

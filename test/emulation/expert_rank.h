@@ -46,7 +46,7 @@ class ExpertRank {
  public:
   explicit ExpertRank(Rank& rank) : rank_(rank), gpu_(rank), arrays_(rank.topology) {}
 
-  Status set_up(int num_ctas, int64_t wait_timeout_ms = 60000) {
+  Status set_up(int num_ctas, int64_t wait_timeout_ms = kPatienceMs) {
     MK_RETURN_IF_ERROR(gpu_.set_up(num_ctas, kBankBytes, wait_timeout_ms));
     for (uint64_t epoch : {0, 1}) poison(epoch);
     return {};

@@ -27,7 +27,7 @@ class GatherRank {
  public:
   explicit GatherRank(Rank& rank) : rank_(rank), gpu_(rank) {}
 
-  Status set_up(int num_ctas, int64_t wait_timeout_ms = 60000) {
+  Status set_up(int num_ctas, int64_t wait_timeout_ms = kPatienceMs) {
     constexpr size_t kBankBytes = 1 << 20;
     return gpu_.set_up(num_ctas, kBankBytes, wait_timeout_ms);
   }

@@ -35,7 +35,7 @@ class ForwardRank : public GatherRank {
  public:
   using GatherRank::GatherRank;
 
-  Status set_up(int64_t wait_timeout_ms = 60000) {
+  Status set_up(int64_t wait_timeout_ms = kPatienceMs) {
     return GatherRank::set_up(kPushCtas + allgather_gemm::NUM_NETWORK_CTAS, wait_timeout_ms);
   }
 
@@ -162,7 +162,7 @@ TEST_CASE("who waits for a put that does not come says for what", "[emulation]")
   const std::vector<int> nodes = {0, 1};
   CHECK(run_ranks(RankKind::threads, {"loopback", "0"}, nodes, [&](Rank& rank) -> std::string {
           ForwardRank gather(rank);
-          MK_EXPECT_OK(gather.set_up(rank.rank == 0 ? 3000 : 60000));
+          MK_EXPECT_OK(gather.set_up(rank.rank == 0 ? 3000 : kPatienceMs));
           MK_EXPECT(rank.barrier());
           NetworkParams params = gather.params({500, 200});
           // Rank 1 believes that it has no rows to send, but all else is as agreed.

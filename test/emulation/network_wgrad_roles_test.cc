@@ -78,7 +78,7 @@ class WgradRank : public GatherRank {
  public:
   using GatherRank::GatherRank;
 
-  Status set_up(int64_t wait_timeout_ms = 60000) {
+  Status set_up(int64_t wait_timeout_ms = kPatienceMs) {
     return GatherRank::set_up(kComputeCtas + kMostPushCtas + kNetworkCtas, wait_timeout_ms);
   }
 
@@ -280,7 +280,7 @@ TEST_CASE("a product whose rows do not come says whose", "[emulation]") {
   const std::vector<int> nodes = {0, 1};
   CHECK(run_ranks(RankKind::threads, {"loopback", "0"}, nodes, [&](Rank& rank) -> std::string {
           WgradRank rows(rank);
-          MK_EXPECT_OK(rows.set_up(rank.rank == 0 ? 3000 : 60000));
+          MK_EXPECT_OK(rows.set_up(rank.rank == 0 ? 3000 : kPatienceMs));
           MK_EXPECT(rank.barrier());
           const WgradShape shape = {500, 200, 24};
           NetworkWgradParams params = rows.params(shape);

@@ -39,7 +39,7 @@ class PackedGradientRank : public PackedRankOf<GradientParams, kCtas, GradientCo
  public:
   explicit PackedGradientRank(Rank& rank) : PackedRankOf(rank), topology_(rank.topology) {}
 
-  Status set_up(int64_t wait_timeout_ms = 60000) {
+  Status set_up(int64_t wait_timeout_ms = kPatienceMs) {
     return PackedRankOf::set_up(kGradientBankBytes, wait_timeout_ms);
   }
 

@@ -48,7 +48,7 @@ class PackedRankOf {
 
   explicit PackedRankOf(Rank& rank) : rank_(rank), gpu_(rank) {}
 
-  Status set_up(size_t bank_bytes = kBankBytes, int64_t wait_timeout_ms = 60000) {
+  Status set_up(size_t bank_bytes = kBankBytes, int64_t wait_timeout_ms = kPatienceMs) {
     return gpu_.set_up(NUM_CTAS, bank_bytes, wait_timeout_ms);
   }
   EmulatedGpu& gpu() { return gpu_; }
