@@ -5,9 +5,10 @@
 
 namespace mk::ptx {
 
-// PTX ISA 9.7.13.15: elect.sync. By a whole warp: true for one thread of it, always the same. Of what stands
-// under such a condition the compiler knows that one thread runs it. Under one on threadIdx.x it does not, and
-// makes each TMA instruction a loop over the warp's threads.
+// PTX ISA: elect.sync. By a whole warp: true for one thread of it, always the same. Which, is not said; a
+// producer's spans are in a trace only because it has been the first. Of what stands under such a condition the
+// compiler knows that one thread runs it. Under one on threadIdx.x it does not, and makes each TMA instruction
+// a loop over the warp's threads.
 __device__ __forceinline__ bool elect_one() {
   uint32_t is_elected;
   asm volatile(
