@@ -15,6 +15,7 @@
 #include "kernels/device/trace.cuh"
 #include "kernels/gemm/gemm.h"
 #include "kernels/gemm/gemm_plan.h"
+#include "kernels/ptx/elect.cuh"
 #include "kernels/ptx/warp.cuh"
 
 namespace mk {
@@ -75,7 +76,7 @@ __device__ __forceinline__ TraceBuffer* trace_of(const GemmParams& params) {
 
 template <class Config, bool TRACED>
 __device__ __forceinline__ void producer_role(GemmStorage<Config>& smem, const GemmParams& params) {
-  if (threadIdx.x % 128 != 0) return;
+  if (__shfl_sync(~0u, threadIdx.x % 128 / 32, 0) != 0 || !ptx::elect_one()) return;
   ptx::prefetch_tensormap(&params.load.map_a);
   ptx::prefetch_tensormap(&params.load.map_b);
   TileCursor tiles(params.schedule, blockIdx.x);

@@ -4,6 +4,7 @@
 
 #include "kernels/device/split_product.cuh"
 #include "kernels/gemm/gemm_kernel.cuh"
+#include "kernels/ptx/elect.cuh"
 
 namespace mk {
 
@@ -33,7 +34,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
   if (warpgroup == Config::NUM_CONSUMER_WARPGROUPS) {
     if constexpr (DEAL_REGISTERS) ptx::setmaxnreg_dec<40>();
-    if (threadIdx.x % 128 == 0) {
+    if (__shfl_sync(~0u, threadIdx.x % 128 / 32, 0) == 0 && ptx::elect_one()) {
       ptx::prefetch_tensormap(&params.load.map_a);
       ptx::prefetch_tensormap(&params.load.map_b);
       const Tracer tracer(params.trace.buffer, TRACE_LOAD);

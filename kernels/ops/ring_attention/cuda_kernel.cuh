@@ -12,6 +12,7 @@
 #include "kernels/ops/ring_attention/cuda_packed_params.h"
 #include "kernels/ops/ring_attention/cuda_params.h"
 #include "kernels/ops/ring_attention/cuda_push.cuh"
+#include "kernels/ptx/elect.cuh"
 #include "kernels/ptx/tma.cuh"
 
 namespace mk::ring_attention {
@@ -372,7 +373,7 @@ __device__ __forceinline__ void run_compute_cta(const RankLaunch& launch, const 
       if (blockIdx.x == 0 && warp == 3) greet();
     } else {
       if (push_cta >= 0) signal_keys<Config>(launch, params, smem.push);
-      if (threadIdx.x % 32 == 0) Producer<Config, Params, Storage>(launch, params, smem).run();
+      if (ptx::elect_one()) Producer<Config, Params, Storage>(launch, params, smem).run();
       __syncwarp();
     }
   } else {

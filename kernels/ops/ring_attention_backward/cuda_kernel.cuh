@@ -8,6 +8,7 @@
 
 #include "kernels/ops/ring_attention/cuda_packed_params.h"
 #include "kernels/ops/ring_attention_backward/cuda_producer.cuh"
+#include "kernels/ptx/elect.cuh"
 
 namespace mk::ring_attention_backward {
 
@@ -233,7 +234,7 @@ __device__ __forceinline__ void run_compute_cta(const RankLaunch& launch, const 
       }
     } else {
       if (push_cta >= 0) ring_attention::signal_keys<Config>(launch, params, smem.push);
-      if (threadIdx.x % 32 == 0) Producer<Config, Params>(launch, params, smem).run();
+      if (ptx::elect_one()) Producer<Config, Params>(launch, params, smem).run();
       __syncwarp();
     }
   } else {
