@@ -307,7 +307,8 @@ MK_API mk_status_t mk_comm_destroy(mk_comm_t comm);
  * Calling it again is allowed. MK_ERROR_INVALID_HANDLE. */
 MK_API mk_status_t mk_comm_abort(mk_comm_t comm);
 
-/* Fills *info. Does not block. MK_ERROR_INVALID_HANDLE, MK_ERROR_INVALID_ARGUMENT (NULL or bad struct_size). */
+/* Fills *info. Does not block; on CUDA it asks the GPU for info->epoch, as mk_comm_get_flight_record does.
+ * MK_ERROR_INVALID_HANDLE, MK_ERROR_INVALID_ARGUMENT (NULL or bad struct_size). */
 MK_API mk_status_t mk_comm_get_info(mk_comm_t comm, mk_comm_info_t *info);
 
 /* Host executor: waits until all calls enqueued on comm have completed; CUDA: waits for `stream`.
@@ -352,8 +353,10 @@ typedef struct mk_flight_entry {
   int64_t duration_us;    /* so far, when running */
 } mk_flight_entry_t;
 
-/* Copies the last launches of this rank, oldest first, at most `capacity` (the library keeps 64). Does not block;
- * any thread. MK_ERROR_INVALID_HANDLE; MK_ERROR_INVALID_ARGUMENT: a NULL pointer. */
+/* Copies the last launches of this rank, oldest first, at most `capacity` (the library keeps 64). Any thread, but
+ * not in a function that CUDA calls (cudaLaunchHostFunc). Waits for no launch; on CUDA it asks the GPU which have
+ * ended, some 10 us, and where that stands in a queue behind other work (CUDA_DEVICE_MAX_CONNECTIONS=1) goes on
+ * after 0.2 s with what was last known. MK_ERROR_INVALID_HANDLE; MK_ERROR_INVALID_ARGUMENT: a NULL pointer. */
 MK_API mk_status_t mk_comm_get_flight_record(mk_comm_t comm, mk_flight_entry_t *entries, size_t capacity,
                                              size_t *count);
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/cuda/cuda_error.h"
+#include "kernels/flight_recorder.h"
 #include "kernels/ops/moe_routing/data_error.h"
 #include "kernels/ring_attention_call.h"
 #include "kernels/wait_report.h"
@@ -45,6 +46,9 @@ int count_primes(TopologyView view, int receiver) {
 
 // How soon an error that a kernel has written is seen without anyone asking.
 constexpr std::chrono::milliseconds kWatchInterval{10};
+// For how long the GPU is asked what has ended. Where all streams share a queue, it answers behind what is in
+// it.
+constexpr std::chrono::milliseconds kAnswerTime{200};
 // In which a launch that has failed in one warp has said by another what it is.
 constexpr std::chrono::milliseconds kGreetingTime{100};
 
@@ -84,14 +88,14 @@ std::string describe_data(mk_operator_t op, const DeviceError& error) {
 
 Result<std::unique_ptr<CudaRank>> CudaRank::make(const ExecutorContext& context, int device, int num_sms,
                                                  Deadline deadline) {
-  std::unique_ptr<CudaRank> rank(new CudaRank(context, num_sms));
-  MK_RETURN_IF_ERROR(rank->allocate(device, deadline));
+  std::unique_ptr<CudaRank> rank(new CudaRank(context, device, num_sms));
+  MK_RETURN_IF_ERROR(rank->allocate(deadline));
   return rank;
 }
 
-Status CudaRank::allocate(int device, Deadline deadline) {
+Status CudaRank::allocate(Deadline deadline) {
   const Topology& topology = context_.topology;
-  auto memory = make_cuda_symmetric_memory(topology, context_.exchange, context_.abort, device, deadline);
+  auto memory = make_cuda_symmetric_memory(topology, context_.exchange, context_.abort, device_, deadline);
   if (!memory.ok()) return memory.status();
   memory_ = memory.take();
   birth_ns_ = system_ns();
@@ -105,6 +109,8 @@ Status CudaRank::allocate(int device, Deadline deadline) {
   MK_RETURN_IF_ERROR(
       cuda_error(cudaHostGetDevicePointer(reinterpret_cast<void**>(&device_mailbox_), mailbox_, 0),
                  "mapping host memory"));
+  MK_RETURN_IF_ERROR(cuda_error(cudaStreamCreateWithFlags(&copies_, cudaStreamNonBlocking),
+                                "creating a stream for what the host asks of launches"));
   MK_RETURN_IF_ERROR(agree_on_sms(deadline));
   MK_RETURN_IF_ERROR(cuda_error(
       cudaMalloc(reinterpret_cast<void**>(&partials_), STAGING_FLAGS_BYTES + num_sms_ * STAGING_BYTES),
@@ -236,6 +242,7 @@ CudaRank::~CudaRank() {
   }
   stopping_.notify_all();
   if (watcher_.joinable()) watcher_.join();
+  if (copies_ != nullptr) cudaStreamDestroy(copies_);
   if (state_ != nullptr) cudaFree(state_);
   if (partials_ != nullptr) cudaFree(partials_);
   if (network_ != nullptr) cudaFree(network_);
@@ -281,15 +288,33 @@ RankComm CudaRank::comm(const Arena& arena) const {
   return comm;
 }
 
-uint64_t CudaRank::epoch() const {
-  return std::atomic_ref<uint64_t>(mailbox_->completed).load(std::memory_order_acquire);
+cudaError_t CudaRank::await_copy(Deadline deadline) const {
+  cudaError_t state = cudaErrorNotReady;
+  while ((state = cudaStreamQuery(copies_)) == cudaErrorNotReady && !deadline.passed())
+    std::this_thread::sleep_for(std::chrono::microseconds(5));
+  is_copying_ = state == cudaErrorNotReady;
+  return state;
+}
+
+LaunchEnds CudaRank::ends() const {
+  const std::lock_guard lock(ends_mutex_);
+  const CurrentDevice current(device_);
+  const BesideCaptures beside;
+  const Deadline deadline = Deadline::after(kAnswerTime);
+  // One that an earlier caller has given up may be as old as that.
+  if (is_copying_ && await_copy(deadline) == cudaErrorNotReady) return ends_;
+  if (cudaMemcpyAsync(&mailbox_->ends, &state_->ends, sizeof(LaunchEnds), cudaMemcpyDeviceToHost, copies_) ==
+          cudaSuccess &&
+      await_copy(deadline) == cudaSuccess) {
+    ends_ = mailbox_->ends;
+  }
+  return ends_;
 }
 
 bool CudaRank::idle() const {
-  const uint64_t last = std::atomic_ref<uint64_t>(mailbox_->last_ticket).load(std::memory_order_acquire);
-  if (last < num_enqueued_.load(std::memory_order_acquire) && !has_overlapped_) return false;
-  const uint64_t completed = epoch();
-  return std::atomic_ref<uint64_t>(mailbox_->started).load(std::memory_order_acquire) <= completed;
+  const LaunchEnds ends = this->ends();
+  if (ends.last_ticket < num_enqueued_.load(std::memory_order_acquire) && !has_overlapped_) return false;
+  return std::atomic_ref<uint64_t>(mailbox_->started).load(std::memory_order_acquire) <= ends.epoch;
 }
 
 void CudaRank::set_abort() { std::atomic_ref<uint32_t>(mailbox_->abort).store(1, std::memory_order_release); }
@@ -309,7 +334,7 @@ void CudaRank::report(const DeviceError& error) {
   const Deadline greeting = Deadline::after(kGreetingTime);
   while (started.load(std::memory_order_acquire) < error.epoch && !greeting.passed())
     std::this_thread::sleep_for(std::chrono::microseconds(10));
-  const DeviceFlight& flight = mailbox_->flights[error.epoch % HostMailbox::NUM_FLIGHTS];
+  const DeviceFlight& flight = mailbox_->flights[error.epoch % NUM_FLIGHTS];
   const auto op = static_cast<mk_operator_t>(flight.op);
   if (error.kind == DEVICE_TIMEOUT) {
     report_timeout(context_,
@@ -357,20 +382,31 @@ void CudaRank::watch() {
 }
 
 size_t CudaRank::flight_record(mk_flight_entry_t* entries, size_t capacity) const {
+  const LaunchEnds ends = this->ends();
   const uint64_t last = std::atomic_ref<uint64_t>(mailbox_->started).load(std::memory_order_acquire);
-  const uint64_t kept = std::min<uint64_t>({last, HostMailbox::NUM_FLIGHTS, capacity});
+  const uint64_t kept = std::min<uint64_t>({last, NUM_FLIGHTS, capacity});
+  const uint64_t now_ns = system_ns();
   size_t count = 0;
   for (uint64_t epoch = last - kept + 1; epoch <= last; ++epoch) {
-    const DeviceFlight flight = mailbox_->flights[epoch % HostMailbox::NUM_FLIGHTS];
+    const uint64_t place = epoch % NUM_FLIGHTS;
+    const DeviceFlight flight = mailbox_->flights[place];
     if (flight.epoch != epoch) continue;
     mk_flight_entry_t& entry = entries[count++];
     entry.epoch = epoch;
     entry.op = static_cast<mk_operator_t>(flight.op);
-    entry.state = static_cast<int32_t>(flight.state);
     std::copy(std::begin(flight.shape), std::end(flight.shape), entry.shape);
-    const uint64_t end = flight.state == 1 ? system_ns() : flight.end_ns;
+    const bool has_ended = ends.epochs[place] == epoch && ends.end_ns[place] >= flight.start_ns;
+    // A launch begins when the one before it has ended, whether the GPU has told of its end or not.
+    const uint64_t end_ns = has_ended      ? ends.end_ns[place]
+                            : epoch < last ? mailbox_->flights[(epoch + 1) % NUM_FLIGHTS].start_ns
+                                           : now_ns;
+    const bool has_failed =
+        ends.failed_epochs[place] == epoch || (ends.aborted_epoch > 0 && epoch >= ends.aborted_epoch);
+    entry.state = !has_ended && epoch == last ? FlightRecorder::running
+                  : has_failed                ? FlightRecorder::failed
+                                              : FlightRecorder::completed;
     entry.start_us = flight.start_ns > birth_ns_ ? static_cast<int64_t>(flight.start_ns - birth_ns_) / 1000 : 0;
-    entry.duration_us = end > flight.start_ns ? static_cast<int64_t>(end - flight.start_ns) / 1000 : 0;
+    entry.duration_us = end_ns > flight.start_ns ? static_cast<int64_t>(end_ns - flight.start_ns) / 1000 : 0;
   }
   return count;
 }

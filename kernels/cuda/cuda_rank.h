@@ -52,8 +52,8 @@ class CudaRank {
   // The ticket of a launch that is not captured; once it has been enqueued it is to be counted.
   uint64_t next_ticket() const { return num_enqueued_.load(std::memory_order_relaxed) + 1; }
   void count_launch() { num_enqueued_.fetch_add(1, std::memory_order_release); }
-  // Launches that have completed, as the kernels say.
-  uint64_t epoch() const;
+  // Launches that have completed, as the GPU says, or said when it last answered.
+  uint64_t epoch() const { return ends().epoch; }
   // Have all counted launches ended, and is no captured one inside?
   bool idle() const;
   // Tells the kernels to end.
@@ -63,16 +63,20 @@ class CudaRank {
   size_t flight_record(mk_flight_entry_t* entries, size_t capacity) const;
 
  private:
-  CudaRank(const ExecutorContext& context, int num_sms)
+  CudaRank(const ExecutorContext& context, int device, int num_sms)
       : context_(context),
         arrays_(context.topology),
         order_(make_rank_order(arrays_.view())),
-        num_sms_(num_sms) {}
-  Status allocate(int device, Deadline deadline);
+        num_sms_(num_sms),
+        device_(device) {}
+  Status allocate(Deadline deadline);
   Status connect_network(Deadline deadline);
   Status prime(uint32_t region, Deadline deadline);
   Status post_primes(uint32_t region, uint64_t& head, Deadline deadline);
   Status agree_on_sms(Deadline deadline);
+  // The GPU's own; as they were last known while it does not answer, being busy or lost.
+  LaunchEnds ends() const;
+  cudaError_t await_copy(Deadline deadline) const;
   void report(const DeviceError& error);
   void watch();
 
@@ -91,7 +95,12 @@ class CudaRank {
   std::byte* partials_ = nullptr;
   HostMailbox* mailbox_ = nullptr;         // as the host addresses it
   HostMailbox* device_mailbox_ = nullptr;  // as the device does
+  const int device_;
   uint64_t birth_ns_ = 0;
+  cudaStream_t copies_ = nullptr;  // of launches' ends, from state_ to mailbox_
+  mutable std::mutex ends_mutex_;
+  mutable bool is_copying_ = false;
+  mutable LaunchEnds ends_{};
   std::atomic<uint64_t> num_enqueued_{0};
   std::atomic<bool> has_overlapped_{false};  // launches have: they may have ended as one
 

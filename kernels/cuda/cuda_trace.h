@@ -7,23 +7,12 @@
 #include <memory>
 
 #include "kernels/cuda/clock_exchange.h"
+#include "kernels/cuda/cuda_error.h"
 #include "kernels/device/trace_buffer.h"
 #include "kernels/trace.h"
 #include "lib/status.h"
 
 namespace mk {
-
-// While this lives, what its thread does on other streams does not offend against captures under way.
-class BesideCaptures {
- public:
-  BesideCaptures() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-  ~BesideCaptures() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-  BesideCaptures(const BesideCaptures&) = delete;
-  BesideCaptures& operator=(const BesideCaptures&) = delete;
-
- private:
-  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
-};
 
 // One trace, from start to stop. Works on a stream of its own and lets other streams be, captures included; its
 // device is current in every call.

@@ -47,26 +47,36 @@ enum DeviceErrorKind : uint32_t {
   DEVICE_DATA = 4
 };
 
-// A launch in the flight record, as the kernel writes it, so that graph replays are in it. Times are the GPU's.
+// A launch in the flight record, as the kernel writes it at its start, so that graph replays are in it. Times
+// are the GPU's.
 struct DeviceFlight {
   uint64_t epoch;
   uint32_t op;
-  uint32_t state;  // 1 running, 2 completed, 3 failed
   int64_t shape[4];
   uint64_t start_ns;
-  uint64_t end_ns;
+};
+
+constexpr int NUM_FLIGHTS = 64;  // launch e at e % NUM_FLIGHTS
+
+// What is left of launches that have ended. In the GPU's memory, from which the host takes it when it is asked:
+// a kernel that tells the host itself lasts a microsecond longer, until the bus has answered.
+struct LaunchEnds {
+  uint64_t epoch;          // launches completed
+  uint64_t last_ticket;    // of the launches that have ended
+  uint64_t aborted_epoch;  // the first launch that the host has ended, with all after it; 0: none
+  uint64_t epochs[NUM_FLIGHTS];
+  uint64_t end_ns[NUM_FLIGHTS];
+  uint64_t failed_epochs[NUM_FLIGHTS];
 };
 
 // In pinned host memory, mapped on the device.
 struct HostMailbox {
-  static constexpr int NUM_FLIGHTS = 64;
   alignas(128) uint32_t abort;   // the host: end
   alignas(128) uint32_t failed;  // the device: `error` is complete; the host puts it back to 0
   DeviceError error;
-  alignas(128) uint64_t started;  // epochs
-  uint64_t completed;
-  uint64_t last_ticket;               // of the launches that have ended
-  DeviceFlight flights[NUM_FLIGHTS];  // launch e at e % NUM_FLIGHTS
+  alignas(128) uint64_t started;  // an epoch
+  DeviceFlight flights[NUM_FLIGHTS];
+  LaunchEnds ends;  // the host's copy; no kernel's
 };
 
 // Tiles that a CTA has finished and its push warps have yet to send; the largest is 128x256 of fp32.
@@ -78,7 +88,7 @@ constexpr size_t STAGING_FLAGS_BYTES = 4096;
 
 // In this rank's device memory, zero before the first launch.
 struct LaunchState {
-  uint64_t epoch;          // launches completed
+  LaunchEnds ends;
   uint64_t entered_epoch;  // the last launch that all ranks have entered
   uint64_t direct_epoch;   // the last whose outputs peers write to; set before entered_epoch
   uint32_t running;        // CTAs inside, of a launch; 0 between launches
@@ -86,7 +96,6 @@ struct LaunchState {
   uint32_t failed;         // this launch has reported an error: waits end
   uint32_t aborted;        // the host has called for the end, once and for all
   uint64_t host_look_ns;   // when a wait last looked at the host's word
-  uint64_t last_ticket;    // of the launches that have ended
   uint32_t gather_ticket;  // pieces handed out, of a launch
   uint32_t push_ticket;
   uint32_t num_counted;  // CTAs that have counted their part of a routing

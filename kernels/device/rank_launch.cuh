@@ -27,7 +27,7 @@ struct WaitedFor {
 class RankLaunch {
  public:
   __device__ explicit RankLaunch(const RankComm& comm)
-      : comm_(comm), epoch_(ptx::ld_relaxed_sys(&comm.state->epoch) + 1) {}
+      : comm_(comm), epoch_(ptx::ld_relaxed_sys(&comm.state->ends.epoch) + 1) {}
 
   __device__ uint64_t epoch() const { return epoch_; }
   __device__ int bank() const { return bank_of(epoch_); }
@@ -86,6 +86,7 @@ class RankLaunch {
       return false;
     }
     if (ptx::ld_relaxed_sys(&comm_.mailbox->abort) == 0) return false;
+    ptx::st_relaxed_gpu(&state.ends.aborted_epoch, epoch_);
     ptx::st_relaxed_gpu(&state.aborted, 1);
     return true;
   }
@@ -95,6 +96,7 @@ class RankLaunch {
   __device__ bool report(DeviceErrorKind kind, DeviceRole role, DeviceObject object, int peer,
                          uint64_t object_index) const {
     if (atomicCAS(&comm_.state->failed, 0u, 1u) != 0) return false;
+    ptx::st_relaxed_gpu(&comm_.state->ends.failed_epochs[epoch_ % NUM_FLIGHTS], epoch_);
     if (ptx::ld_relaxed_sys(&comm_.mailbox->failed) != 0) return false;
     DeviceError& error = comm_.mailbox->error;
     error.kind = kind;
@@ -246,12 +248,10 @@ __device__ inline void RankLaunch::enter() const {
     ptx::st_release_sys(&entry(rank, comm_.rank)->epoch, epoch_);
   }
   if (lane == 0) {
-    DeviceFlight& flight = comm_.mailbox->flights[epoch_ % HostMailbox::NUM_FLIGHTS];
+    DeviceFlight& flight = comm_.mailbox->flights[epoch_ % NUM_FLIGHTS];
     flight.op = comm_.entry.op;
     for (int i = 0; i < 4; ++i) flight.shape[i] = comm_.flight_shape[i];
     flight.start_ns = ptx::globaltimer();
-    flight.end_ns = 0;
-    flight.state = 1;
     flight.epoch = epoch_;
     ptx::st_release_sys(&comm_.mailbox->started, epoch_);
   }
@@ -321,9 +321,7 @@ __device__ inline void RankLaunch::end_cta() const {
   trace_leave(comm_.trace);
   LaunchState& state = *comm_.state;
   if (ptx::atom_acq_rel_gpu_add(&state.num_exited, 1) + 1 != gridDim.x) return;
-  // Asked for together: each answer takes half a microsecond, which a small product's caller waits for.
-  const uint32_t failed = ptx::ld_relaxed_gpu(&state.failed) | ptx::ld_relaxed_gpu(&state.aborted);
-  const uint64_t last_ticket = ptx::ld_relaxed_gpu(&state.last_ticket);
+  // Stores alone: whoever waits for the kernel waits for each answer half a microsecond more.
   state.num_exited = 0;
   state.gather_ticket = 0;
   state.push_ticket = 0;
@@ -334,17 +332,11 @@ __device__ inline void RankLaunch::end_cta() const {
   state.fault = 0;
   state.failed = 0;
   state.running = 0;
-  state.epoch = epoch_;
-  DeviceFlight& flight = comm_.mailbox->flights[epoch_ % HostMailbox::NUM_FLIGHTS];
-  flight.end_ns = ptx::globaltimer();
-  flight.state = failed != 0 ? 3 : 2;
-  if (comm_.ticket > 0) {
-    const uint64_t ticket = last_ticket > comm_.ticket ? last_ticket : comm_.ticket;
-    state.last_ticket = ticket;
-    ptx::st_relaxed_sys(&comm_.mailbox->last_ticket, ticket);
-  }
-  // No release: a fence over the bus would hold up the kernel's end, and the host takes no data on this word.
-  ptx::st_relaxed_sys(&comm_.mailbox->completed, epoch_);
+  LaunchEnds& ends = state.ends;
+  if (comm_.ticket > 0) ptx::red_relaxed_gpu_max(&ends.last_ticket, comm_.ticket);
+  ptx::st_relaxed_gpu(&ends.end_ns[epoch_ % NUM_FLIGHTS], ptx::globaltimer());
+  ptx::st_relaxed_gpu(&ends.epochs[epoch_ % NUM_FLIGHTS], epoch_);
+  ptx::st_relaxed_gpu(&ends.epoch, epoch_);
 }
 
 }  // namespace mk

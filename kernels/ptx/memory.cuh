@@ -114,6 +114,10 @@ __device__ __forceinline__ uint64_t atom_relaxed_gpu_add(uint64_t* address, uint
                : "memory");
   return before;
 }
+// PTX ISA: red, `.relaxed`, `.max`
+__device__ __forceinline__ void red_relaxed_gpu_max(uint64_t* address, uint64_t value) {
+  asm volatile("red.relaxed.gpu.global.max.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
 // PTX ISA: red, `.release`, `.max`
 __device__ __forceinline__ void red_release_gpu_max(uint64_t* address, uint64_t value) {
   asm volatile("red.release.gpu.global.max.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");

@@ -2,6 +2,7 @@
 // As much of CUDA's runtime as CudaRank needs, for a GPU whose memory is the host's; and its symmetric memory.
 #include <cuda_runtime_api.h>
 
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 
@@ -33,6 +34,20 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind)
   std::memcpy(to, from, bytes);
   return cudaSuccess;
 }
+// Of words that emulated kernels may be writing.
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t) {
+  for (size_t i = 0; i < bytes / 8; ++i) {
+    static_cast<uint64_t*>(to)[i] = __atomic_load_n(static_cast<const uint64_t*>(from) + i, __ATOMIC_ACQUIRE);
+  }
+  return cudaSuccess;
+}
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  *stream = nullptr;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaStreamQuery(cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
 cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 const char* cudaGetErrorName(cudaError_t) { return "an error"; }
 const char* cudaGetErrorString(cudaError_t) { return "of an emulated GPU"; }

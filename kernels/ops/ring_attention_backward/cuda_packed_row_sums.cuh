@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(32 * ROW_SUM_WARPS)
     o.head_bytes = rows * o.row_bytes;
     d_o.head_bytes = rows * d_o.row_bytes;
   }
-  const int bank = bank_of(ptx::ld_relaxed_sys(&of_sums.state->epoch) + 1);
+  const int bank = bank_of(ptx::ld_relaxed_sys(&of_sums.state->ends.epoch) + 1);
   std::byte* const area = of_sums.area + bank * of_sums.bank_bytes;
   auto* const sums = reinterpret_cast<float*>(area + places.offset(head, 0, block));
   if (threadIdx.x % 32 == 0) *reinterpret_cast<uint32_t*>(area + of_sums.query_sums.turn(index)) = 0;

@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(32 * ROW_SUM_WARPS)
   const int batch = query_head / params.heads, head = query_head - batch * params.heads;
   const int num_rows = params.slices.count(params.rank, run) - block * BLOCK_ROWS;  // perhaps none, or too many
   const int first_row = params.slices.first_row(params.rank, run) + block * BLOCK_ROWS;
-  const int bank = bank_of(ptx::ld_relaxed_sys(&params.state->epoch) + 1);
+  const int bank = bank_of(ptx::ld_relaxed_sys(&params.state->ends.epoch) + 1);
   std::byte* const area = params.area + bank * params.bank_bytes;
   auto* const sums = reinterpret_cast<float*>(area + places.offset(query_head, run, block));
   if (threadIdx.x % 32 == 0) *reinterpret_cast<uint32_t*>(area + params.query_sums.turn(index)) = 0;

@@ -46,11 +46,16 @@ inline uint32_t atom_acq_rel_gpu_add(uint32_t* address, uint32_t value) {
 inline void red_release_gpu_add(uint32_t* address, uint32_t value) {
   __atomic_fetch_add(address, value, __ATOMIC_RELEASE);
 }
-inline void red_release_gpu_max(uint64_t* address, uint64_t value) {
+inline void red_gpu_max(uint64_t* address, uint64_t value, int order) {
   uint64_t seen = __atomic_load_n(address, __ATOMIC_RELAXED);
-  while (seen < value &&
-         !__atomic_compare_exchange_n(address, &seen, value, false, __ATOMIC_RELEASE, __ATOMIC_RELAXED)) {
+  while (seen < value && !__atomic_compare_exchange_n(address, &seen, value, false, order, __ATOMIC_RELAXED)) {
   }
+}
+inline void red_relaxed_gpu_max(uint64_t* address, uint64_t value) {
+  red_gpu_max(address, value, __ATOMIC_RELAXED);
+}
+inline void red_release_gpu_max(uint64_t* address, uint64_t value) {
+  red_gpu_max(address, value, __ATOMIC_RELEASE);
 }
 inline void fence_acq_rel_gpu() { emulation::orders::fence(); }
 inline void fence_acq_rel_sys() { emulation::orders::fence(); }
