@@ -342,8 +342,10 @@ void choose_rounds(const GemmCall& call, const TopologyView& nodes, int num_ctas
   if (!check_signals(call, network.num_signals(nodes.nranks)).ok())
     chunks.chunk_tiles = std::max(chunks.chunk_tiles, network.sums.chunk_tiles);
   const int rounds = std::max(1, chunks.per_row() / std::max(1, columns / chunks.chunk_tiles));
-  near.group_rows = near.block_rows = chunks.group_rows;
-  near.block_columns = std::max(1, static_cast<int>(ceil_div(chunks.per_row(), rounds)) * chunks.chunk_tiles);
+  const int block_columns =
+      std::max(1, static_cast<int>(ceil_div(chunks.per_row(), rounds)) * chunks.chunk_tiles);
+  near = {near.num_owners,   near.tile_rows, near.num_n_tiles,
+          chunks.group_rows, block_columns,  chunks.group_rows};
   // Two blocks of each, so that what an owner waits for is there.
   to.network_tiles.lead = std::min(near.size(), 2 * near.num_owners * near.block_rows * near.block_columns);
 }

@@ -14,23 +14,27 @@ namespace mk {
 // last stage arrive: a barrier tells a phase from the next, but not from the next but one.
 constexpr int TURN_BARRIER = 4;
 
-// What a kernel may do in its `next`, where TilesAre::settled is too much for the compiler's registers.
-template <class Work>
-__device__ __forceinline__ bool have_alike(bool has_work, Work* work) {
-  work->k_begin = __shfl_sync(~0u, work->k_begin, 0);
-  work->k_end = __shfl_sync(~0u, work->k_end, 0);
-  return __any_sync(~0u, has_work);
-}
-
 // `next(&work)` walks the CTA's tiles, false after the last; the producer must walk the same.
 // `finish(work, block, accumulators)` takes the warpgroup's `block`-th 64 rows of a tile. If it has a give(),
 // that takes all of them before, for what others are to have.
 template <class Config, class Work = TileWork, TilesAre TILES = TilesAre::settled, class Next, class Finish,
           class Deferred>
 __device__ __forceinline__ void consumer_role(MainloopStorage<Config>& smem, int warpgroup, TraceBuffer* trace,
-                                              Next&& next, Finish&& finish, Deferred& deferred) {
+                                              Next&& next_of, Finish&& finish, Deferred& deferred) {
   StageCursor<Config::NUM_STAGES> stages;
   typename Config::Accumulators accumulators;
+  // Shows the compiler that a warp's threads have the walk alike and are together, so that it keeps stages and
+  // descriptors in uniform registers (see store_tile_rows()): numbers that came through memory or a long walk
+  // are shuffled, and, `settled`, of a fence that only a whole warp may execute it infers that the warp is
+  // whole. For that it may lack registers; then `alike`, where a tile is found, does as well. What it has
+  // understood shows in the code alone: R2UR between HGMMA (tools/mainloop_sass.py).
+  const auto next = [&](Work* work) {
+    const bool has_work = next_of(work);
+    if constexpr (TILES != TilesAre::alike) return has_work;
+    work->k_begin = __shfl_sync(~0u, work->k_begin, 0);
+    work->k_end = __shfl_sync(~0u, work->k_end, 0);
+    return __any_sync(~0u, has_work) != 0;
+  };
   const int first_block = Config::PING_PONG ? 0 : warpgroup * Config::NUM_ROW_BLOCKS;
   const auto end_turn = [&] {
     // With a number that is worked out the compiler keeps descriptors in vector registers.
@@ -54,12 +58,8 @@ __device__ __forceinline__ void consumer_role(MainloopStorage<Config>& smem, int
       has_work = has_work && skip_tile(&work);
     }
   }
-  // Shows the compiler that a warp's threads have the walk alike and are together, so that it keeps stages and
-  // descriptors in uniform registers (see store_tile_rows()): numbers that came through memory or a long walk
-  // are shuffled, and of a fence that only a whole warp may execute it infers that the warp is whole. Whether
-  // it has understood shows in the code alone: R2UR between HGMMA (tools/mainloop_sass.py).
   const auto settle = [&] {
-    if constexpr (TILES == TilesAre::plain) return has_work;
+    if constexpr (TILES != TilesAre::settled) return has_work;
     work.k_begin = __shfl_sync(~0u, work.k_begin, 0);
     work.k_end = __shfl_sync(~0u, work.k_end, 0);
     stages.stage = __shfl_sync(~0u, stages.stage, 0);

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/device/host_device.h"
+#include "kernels/device/tile_scheduler.h"
 
 namespace mk {
 
@@ -27,7 +28,7 @@ struct GroupedTiles {
   int block_m;
   int num_n_tiles;
   int num_k_steps;
-  int group_m;  // tiles of M that are walked before the next tile of N
+  int group_m;  // see TileRaster
   int num_workers;
 
   MK_HOST_DEVICE int first_row(int group) const { return static_cast<int>(row_begin[group] - row_begin[0]); }
@@ -63,7 +64,7 @@ struct TwoPasses {
   }
 };
 
-// Tiles are numbered pass by pass, in a pass group by group, inside a group in the raster of TileSchedule. A
+// Tiles are numbered pass by pass, in a pass group by group, inside a group as TileRaster does. A
 // worker takes every num_workers-th, or is told which; either way a tile has a higher number than the one
 // before.
 template <class Passes>
@@ -91,14 +92,10 @@ class GroupedTileCursor {
       ++pass_;
       group_ = 0;
     }
-    const int tiles_per_raster = tiles_.group_m * tiles_.num_n_tiles;
-    const int in_group = tile - group_begin_;
-    const int raster = in_group / tiles_per_raster;
-    const int first_m = raster * tiles_.group_m;
-    const int height = num_m_tiles - first_m < tiles_.group_m ? num_m_tiles - first_m : tiles_.group_m;
-    const int idx = in_group - raster * tiles_per_raster;
-    work->n_tile = idx / height;
-    work->m_tile = passes_.m_tile(pass_, group_, first_m + idx - work->n_tile * height);
+    int m_tile = 0;
+    TileRaster{num_m_tiles, tiles_.num_n_tiles, tiles_.group_m}.place(tile - group_begin_, &m_tile,
+                                                                      &work->n_tile);
+    work->m_tile = passes_.m_tile(pass_, group_, m_tile);
     work->k_begin = 0;
     work->k_end = tiles_.num_k_steps;
     work->group = group_;

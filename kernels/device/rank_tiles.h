@@ -16,35 +16,61 @@ struct RankTile {
 // The order in which ranks' rows of tiles, `tile_rows` for each, follow one another: the first rank's, then
 // either those of the `num_in_turn` others in turn, or, with none of them, all of one rank's after the other's.
 struct RankTileOrder {
-  int tile_rows;
-  int num_in_turn;
+  int tile_rows = 1;
+  int num_in_turn = 0;
+
+  RankTileOrder() = default;
+  RankTileOrder(int rows_of_tiles, int ranks_in_turn)
+      : tile_rows(rows_of_tiles),
+        num_in_turn(ranks_in_turn),
+        tile_rows_(tile_rows),
+        ranks_in_turn_(num_in_turn) {}
 
   MK_HOST_DEVICE RankTile place(const TileWork& work) const {
-    if (num_in_turn == 0) return {work.m_tile / tile_rows, work.m_tile % tile_rows};
+    if (num_in_turn == 0) {
+      const int position = work.m_tile / tile_rows_;
+      return {position, work.m_tile - position * tile_rows};
+    }
     if (work.m_tile < tile_rows) return {0, work.m_tile};
     const int others = work.m_tile - tile_rows;
-    const int index = others / num_in_turn;
+    const int index = others / ranks_in_turn_;
     return {1 + others - index * num_in_turn, index};
   }
+
+ private:
+  Divisor tile_rows_;
+  Divisor ranks_in_turn_;
 };
 
 // The same between nodes: the first rank's, then those of the `num_near` next ones in turn, then those of the
 // `num_far` after them in turn.
 struct NearFarTileOrder {
-  int tile_rows;
-  int num_near;
-  int num_far;
+  int tile_rows = 1;
+  int num_near = 0;
+  int num_far = 0;
+
+  NearFarTileOrder() = default;
+  NearFarTileOrder(int rows_of_tiles, int near, int far)
+      : tile_rows(rows_of_tiles), num_near(near), num_far(far), tile_rows_(tile_rows), near_(near), far_(far) {}
 
   MK_HOST_DEVICE RankTile place(const TileWork& work) const {
-    if (num_near + num_far == 0) return {work.m_tile / tile_rows, work.m_tile % tile_rows};
+    if (num_near + num_far == 0) {
+      const int position = work.m_tile / tile_rows_;
+      return {position, work.m_tile - position * tile_rows};
+    }
     if (work.m_tile < tile_rows) return {0, work.m_tile};
     const int near = num_near * tile_rows;
     const bool is_near = work.m_tile - tile_rows < near;
     const int others = is_near ? work.m_tile - tile_rows : work.m_tile - tile_rows - near;
+    const int index = is_near ? others / near_ : others / far_;
     const int count = is_near ? num_near : num_far;
-    const int index = others / count;
     return {(is_near ? 1 : 1 + num_near) + others - index * count, index};
   }
+
+ private:
+  Divisor tile_rows_;
+  Divisor near_;
+  Divisor far_;
 };
 
 // Walks a TileSchedule of ranks' rows of tiles; tiles that a rank with fewer rows does not have are passed

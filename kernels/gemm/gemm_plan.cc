@@ -2,6 +2,7 @@
 #include "kernels/gemm/gemm_plan.h"
 
 #include <algorithm>
+#include <climits>
 #include <cmath>
 
 #include "kernels/device/gemm_partials_layout.h"
@@ -180,8 +181,10 @@ GemmPlan gemm_plan_with(const GemmShape& shape, int num_sms, GemmTile tile, int 
   const int64_t tiles = gemm_plan_num_tiles(shape, plan);
   const int64_t k_steps = ceil_divide(shape.k, GEMM_BLOCK_K);
   const int64_t max_workers = std::max(1, num_sms);
-  plan.num_streamk_tiles =
-      k_steps == 0 ? 0 : static_cast<int>(std::clamp<int64_t>(num_streamk_tiles, 0, tiles));
+  // What is cut is counted in 31 bits (TileSchedule).
+  const int64_t cut_tiles = std::clamp<int64_t>(num_streamk_tiles, 0, tiles);
+  const bool can_cut = k_steps > 0 && cut_tiles * std::max(k_steps, max_workers) <= INT_MAX;
+  plan.num_streamk_tiles = can_cut ? static_cast<int>(cut_tiles) : 0;
   plan.num_workers = static_cast<int>(
       std::clamp<int64_t>(plan.num_streamk_tiles > 0 ? tiles * k_steps : tiles, 1, max_workers));
   if (plan.num_streamk_tiles > 0) {

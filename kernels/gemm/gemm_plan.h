@@ -28,7 +28,7 @@ struct GemmPlan {
   bool in_pairs = false;       // of CTAs with neighbouring tiles of M, which load B together
   int num_workers = 0;         // CTAs, or clusters of these
   int num_streamk_tiles = 0;   // tiles that are cut along k; the rest are whole
-  int group_m = 1;             // raster: see TileSchedule
+  int group_m = 1;             // raster: see TileRaster
   size_t workspace_bytes = 0;  // 0 unless tiles are cut, or so many that CTAs are kept in step
   double predicted_us = 0;     // the model's time, by which this plan was chosen
 

@@ -136,11 +136,6 @@ struct NothingDeferred {
   void flush() {}
 };
 
-template <class Work>
-bool have_alike(bool has_work, Work*) {
-  return has_work;
-}
-
 template <class Config, class Work = TileWork, TilesAre = TilesAre::settled, class Next, class Finish,
           class Deferred = NothingDeferred>
 void consumer_role(MainloopStorage<Config>& smem, int warpgroup, TraceBuffer*, Next&& next, Finish&& finish,

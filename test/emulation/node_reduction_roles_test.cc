@@ -123,8 +123,8 @@ class NodeReductionRank {
     params_.splits_rows = !one_shot && !shape.by_columns;
     const int64_t max_rows = params_.splits_rows ? ceil_div(shape.m, rank_.nranks) : shape.m;
     params_.max_rows = static_cast<int>(std::max<int64_t>(1, max_rows));
-    params_.tile_rows = static_cast<int>(std::max<int64_t>(1, ceil_div(max_rows, EmulatedTiles::BLOCK_M)));
-    params_.tiles = {num_owners * params_.tile_rows,
+    params_.order = {static_cast<int>(std::max<int64_t>(1, ceil_div(max_rows, EmulatedTiles::BLOCK_M))), 0};
+    params_.tiles = {num_owners * params_.order.tile_rows,
                      static_cast<int>(ceil_div(shape.n, EmulatedTiles::BLOCK_N)),
                      1,
                      kCtas,
@@ -132,12 +132,14 @@ class NodeReductionRank {
                      2};
     const int num_n_tiles = static_cast<int>(
         ceil_div(shape.n, EmulatedTiles::BLOCK_N * int64_t{shape.by_columns ? num_owners : 1}));
-    const int group = std::min(2, params_.tile_rows);
-    params_.owner_tiles = {num_owners, params_.tile_rows, num_n_tiles, group, 1, group};
-    if (shape.reduction == Reduction::scatter) {
-      params_.owner_tiles.block_rows = params_.tile_rows;
-      params_.owner_tiles.block_columns = num_n_tiles;
-    }
+    const int group = std::min(2, params_.order.tile_rows);
+    const bool is_scatter = shape.reduction == Reduction::scatter;
+    params_.owner_tiles = {num_owners,
+                           params_.order.tile_rows,
+                           num_n_tiles,
+                           is_scatter ? params_.order.tile_rows : group,
+                           is_scatter ? num_n_tiles : 1,
+                           group};
     params_.tiles_per_owner = params_.owner_tiles.tiles_of_owner();
   }
 

@@ -86,33 +86,37 @@ class ReductionRank {
     params.reduction =
         reduces_all_ ? gemm_reduce_scatter::Reduction::two_shot : gemm_reduce_scatter::Reduction::scatter;
     params.comm_type = GemmType::fp32;
-    params.tile_rows = static_cast<int>(std::max<int64_t>(1, ceil_div(max_rows, EmulatedTiles::BLOCK_M)));
+    params.order = {static_cast<int>(std::max<int64_t>(1, ceil_div(max_rows, EmulatedTiles::BLOCK_M))), 0};
     params.splits_rows = true;
-    params.tiles.num_m_tiles = rank_.nranks * params.tile_rows;
+    params.tiles.num_m_tiles = rank_.nranks * params.order.tile_rows;
     params.tiles.num_n_tiles = static_cast<int>(ceil_div(shape.n, EmulatedTiles::BLOCK_N));
     params.tiles.num_workers = kComputeCtas;
     const int num_n_tiles = params.tiles.num_n_tiles;
-    const int group_rows = std::min(shape.group_rows, params.tile_rows);
+    const int group_rows = std::min(shape.group_rows, params.order.tile_rows);
     params.network = {rank_.topology.num_nodes,
                       gemm_reduce_scatter::max_local_nranks(arrays_.view()),
                       gemm_reduce_scatter::max_reductions(arrays_.view()),
-                      {params.tile_rows, num_n_tiles, group_rows, shape.chunk_tiles},
-                      {params.tile_rows, num_n_tiles, group_rows, shape.finished_tiles},
+                      {params.order.tile_rows, num_n_tiles, group_rows, shape.chunk_tiles},
+                      {params.order.tile_rows, num_n_tiles, group_rows, shape.finished_tiles},
                       kTileBytes,
                       reduces_all_ ? kTileBytes : 0};
     const int num_local = arrays_.view().local_nranks();
-    params.network_tiles = {
-        rank_.nranks - num_local,
-        3,
-        {num_local - 1, params.tile_rows, num_n_tiles, params.tile_rows, std::max(1, num_n_tiles), 3},
-        0,
-        0};
+    params.network_tiles = {rank_.nranks - num_local,
+                            3,
+                            {num_local - 1, params.order.tile_rows, num_n_tiles, params.order.tile_rows,
+                             std::max(1, num_n_tiles), 3},
+                            0,
+                            0};
     OwnerTiles& near = params.network_tiles.near;
     params.network_tiles.lead = near.size();
     if (reduces_all_) {
       params.network_tiles.rotation = 2;
-      near.block_rows = near.group_rows = group_rows;
-      near.block_columns = shape.finished_tiles * shape.blocks_across;
+      near = {near.num_owners,
+              near.tile_rows,
+              near.num_n_tiles,
+              group_rows,
+              shape.finished_tiles * shape.blocks_across,
+              group_rows};
       params.network_tiles.lead =
           std::min(near.size(), 2 * near.num_owners * near.block_rows * near.block_columns);
     }
@@ -175,7 +179,7 @@ class ReductionRank {
     auto tiles = tile_cursor(params);
     TileWork work{};
     while (next_tile<EmulatedTiles>(params, tiles, &work)) {
-      const RankTile place = order_of(params).place(work);
+      const RankTile place = params.order.place(work);
       const int owner = owner_at(params, place.position);
       const int64_t first = first_row_of(params, owner);
       float accumulators[N / 2];
@@ -280,7 +284,7 @@ class PacketRank {
     params.owner_tiles = plan.owner_tiles;
     params.comm_type = shape.dtype == MK_DTYPE_FP16 ? GemmType::fp16 : GemmType::bf16;
     params.reduction = plan.reduction;
-    params.tile_rows = plan.tile_rows;
+    params.order = {plan.tile_rows, 0};
     params.m = static_cast<int>(shape.m);
     params.max_rows = static_cast<int>(plan.splits_rows ? ceil_div(shape.m, rank_.nranks) : shape.m);
     params.splits_rows = plan.splits_rows;

@@ -14,9 +14,9 @@ namespace {
 using namespace mk;
 using namespace mk::gemm_reduce_scatter;
 
-constexpr OwnerTiles SHAPES[] = {{4, 16, 32, 16, 9, 16}, {4, 32, 32, 32, 32, 16}, {3, 5, 7, 2, 3, 2},
-                                 {1, 4, 9, 4, 2, 3},     {2, 1, 1, 1, 1, 1},      {4, 8, 3, 3, 5, 2},
-                                 {8, 0, 4, 1, 1, 1},     {5, 33, 64, 16, 8, 5}};
+const OwnerTiles SHAPES[] = {{4, 16, 32, 16, 9, 16}, {4, 32, 32, 32, 32, 16}, {3, 5, 7, 2, 3, 2},
+                             {1, 4, 9, 4, 2, 3},     {2, 1, 1, 1, 1, 1},      {4, 8, 3, 3, 5, 2},
+                             {8, 0, 4, 1, 1, 1},     {5, 33, 64, 16, 8, 5}};
 
 std::vector<OwnerTile> order_of(const OwnerTiles& tiles) {
   std::vector<OwnerTile> found;

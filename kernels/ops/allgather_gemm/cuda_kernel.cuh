@@ -517,7 +517,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
       },
       [&](int warpgroup) {
         RankTileCursor tiles(tile_schedule(params), blockIdx.x, tile_order(params));
-        consumer_role<Config>(
+        consumer_role<Config, TileWork, Config::IS_LARGE ? TilesAre::alike : TilesAre::settled>(
             smem.mainloop, warpgroup, params.comm.trace,
             [&](TileWork* work) {
               return tiles.next(work, Config::BLOCK_M, [&](int position) { return rows_at(params, position); });

@@ -79,7 +79,7 @@ int num_in_turn(const RankGemmPlan& plan, const RankComm& comm) {
 
 LateTileSchedule late_tiles_of(const TileSchedule& tiles, const RankGemmPlan& plan) {
   LateTileSchedule late = {tiles, tiles.num_workers, plan.late_tile, plan.shares_tiles};
-  late.num_workers += plan.num_late;
+  late.set_num_workers(tiles.num_workers + plan.num_late);
   return late;
 }
 
@@ -179,10 +179,8 @@ class NetworkForwardLaunch final : public ForwardLaunchOf<NetworkParams> {
             NUM_NETWORK_CTAS, call, plan, comm) {
     // The network takes chunks whole, and the first one soon.
     params_.push_units = make_push_units(params_, CHUNK_BY_CHUNK, push_buffer_bytes(plan));
-    params_.far_order = {params_.order.tile_rows, 0, 0};
-    if (plan.merged) return;
-    params_.far_order.num_near = comm.order.num_local - 1;
-    params_.far_order.num_far = comm.nranks - comm.order.num_local;
+    const int num_near = comm.order.num_local - 1, num_far = comm.nranks - comm.order.num_local;
+    params_.far_order = {params_.order.tile_rows, plan.merged ? 0 : num_near, plan.merged ? 0 : num_far};
   }
 
   PeerOutput peer_output(const GemmCall&) const override { return {}; }

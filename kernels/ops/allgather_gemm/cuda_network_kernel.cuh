@@ -308,7 +308,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
       [&](const CopyWarp& warp) { run_network_copy_warp(launch, params, smem, warp); },
       [&](int warpgroup) {
         RankTileCursor tiles(params.tiles, blockIdx.x, tile_order(params));
-        consumer_role<Config>(
+        consumer_role<Config, TileWork, Config::IS_LARGE ? TilesAre::alike : TilesAre::settled>(
             smem.mainloop, warpgroup, params.comm.trace,
             [&](TileWork* work) {
               return tiles.next(work, Config::BLOCK_M, [&](int position) { return rows_at(params, position); });

@@ -3,6 +3,7 @@
 // fit into a push warp's buffer, or a part of one row.
 #pragma once
 
+#include "kernels/device/divisor.h"
 #include "kernels/protocol.h"
 
 namespace mk::allgather_gemm {
@@ -63,6 +64,8 @@ class PushUnits {
     // Of a rank whose only chunk is short, none is without rows: a warp would lose a microsecond with each.
     const int most_rows = num_chunks_ == 1 ? rows : chunk_rows_;
     per_chunk_ = (most_rows + unit_rows_ - 1) / unit_rows_ * units_across_;
+    units_of_row_ = Divisor(units_across_);
+    units_of_chunk_ = Divisor(per_chunk_);
     num_panels_ = (row_bytes_ + panel_bytes_ - 1) / panel_bytes_;
     end_chunk_ = end_of_wave(0);
   }
@@ -81,15 +84,14 @@ class PushUnits {
       first_chunk_ = end_chunk_;
       end_chunk_ = end_of_wave(first_chunk_);
     }
-    const int per_panel = (end_chunk_ - first_chunk_) * per_chunk_;
     index -= first_chunk_ * num_panels_ * per_chunk_;
-    const int turn = index / per_panel;
+    const int chunks = index / units_of_chunk_;  // of this panel and those before it
+    const int num_chunks = end_chunk_ - first_chunk_;
+    const int turn = num_chunks == 1 ? chunks : chunks / num_chunks;
     unit.panel = order_.halves_in_turn ? turn % 2 * ((num_panels_ + 1) / 2) + turn / 2 : turn;
-    index -= turn * per_panel;
-    unit.chunk = index / per_chunk_;
-    index -= unit.chunk * per_chunk_;
-    unit.chunk += first_chunk_;
-    const int row = index / units_across_;
+    unit.chunk = first_chunk_ + chunks - turn * num_chunks;
+    index -= chunks * per_chunk_;
+    const int row = index / units_of_row_;
     const int in_panel = (index - row * units_across_) * unit_columns_;
     unit.row = unit.chunk * chunk_rows_ + row * unit_rows_;
     unit.column = unit.panel * panel_bytes_ + in_panel;
@@ -130,6 +132,8 @@ class PushUnits {
   int unit_rows_ = 1;
   int units_across_ = 0;
   int per_chunk_ = 0;
+  Divisor units_of_row_;
+  Divisor units_of_chunk_;
   int num_panels_ = 0;
   int first_chunk_ = 0;  // of the wave that at() is in; the first is known from the beginning
   int end_chunk_ = 0;

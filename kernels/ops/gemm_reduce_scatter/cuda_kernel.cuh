@@ -25,8 +25,6 @@ __device__ __forceinline__ int owner_at(const CudaParams& params, int position) 
   return owner < params.comm.nranks ? owner : owner - params.comm.nranks;
 }
 
-__device__ __forceinline__ RankTileOrder order_of(const CudaParams& params) { return {params.tile_rows, 0}; }
-
 // A CTA's tiles.
 __device__ __forceinline__ OwnerTileCursor<> tile_cursor(const CudaParams& params) {
   return {params.owner_tiles, params.tiles.num_k_steps, static_cast<int>(blockIdx.x), params.tiles.num_workers};
@@ -66,7 +64,7 @@ struct TilePlace {
 
 template <class Params>
 __device__ __forceinline__ TilePlace place_of(const Params& params, const TileWork& work, int block_m) {
-  const RankTile tile = order_of(params).place(work);
+  const RankTile tile = params.order.place(work);
   const int owner = owner_at(params, tile.position);
   return {owner, tile.index * params.owner_tiles.num_n_tiles + work.n_tile,
           first_n_tile_of(params, owner) + work.n_tile, tile.index * block_m};
@@ -713,14 +711,9 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
       },
       [&](int warpgroup) {
         auto tiles = tile_cursor(params);
-        // Of a large tile there is too much in registers for more.
-        constexpr TilesAre TILES = Config::IS_LARGE ? TilesAre::plain : TilesAre::settled;
-        consumer_role<Config, TileWork, TILES>(
+        consumer_role<Config, TileWork, Config::IS_LARGE ? TilesAre::alike : TilesAre::settled>(
             smem.mainloop, warpgroup, params.comm.trace,
-            [&](TileWork* work) {
-              if constexpr (TILES == TilesAre::settled) return next_tile<Config>(params, tiles, work);
-              return have_alike(next_tile<Config>(params, tiles, work), work);
-            },
+            [&](TileWork* work) { return next_tile<Config>(params, tiles, work); },
             [&](const TileWork& work, int block, float(&accumulators)[Config::BLOCK_N / 2]) {
               finish_block<Config>(launch, params, smem, work, block, accumulators);
             });

@@ -28,7 +28,7 @@ class ReductionLaunchOf : public RankGemmLaunch {
     params_.owner_tiles = plan.owner_tiles;
     params_.comm_type = gemm_type(call.comm_dtype);
     params_.reduction = plan.reduction;
-    params_.tile_rows = std::max(1, plan.tile_rows);
+    params_.order = {std::max(1, plan.tile_rows), 0};
     params_.m = static_cast<int>(call.m);
     params_.max_rows = static_cast<int>(std::max<int64_t>(1, max_rows_));
     params_.splits_rows = plan.splits_rows;

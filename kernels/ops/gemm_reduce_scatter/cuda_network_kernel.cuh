@@ -195,7 +195,7 @@ __device__ __forceinline__ void finish_network_block(const RankLaunch& launch, c
                                                      const float (&accumulators)[Config::BLOCK_N / 2]) {
   const NetworkSchedule& schedule = params.network;
   const int rank = params.comm.rank;
-  const RankTile place = order_of(params).place(work);
+  const RankTile place = params.order.place(work);
   const int owner = owner_at(params, place.position);
   const int slab = block * 4 + threadIdx.x / 32 % 4;
   const bool has_rows = slab < num_slabs_of<Config>(params, owner, place.index);
@@ -305,7 +305,7 @@ __device__ __forceinline__ void push_to_node(const RankLaunch& launch, const Net
   auto tiles = tile_cursor(params);
   TileWork work;
   while (next_tile<Config>(params, tiles, &work)) {
-    const RankTile place = order_of(params).place(work);
+    const RankTile place = params.order.place(work);
     const int owner = owner_at(params, place.position);
     if (owner == rank && !reduces_all(params)) return;  // a reduce-scatter's own tiles are the last
     const int reducer = params.reducers.reducer[owner];

@@ -18,19 +18,19 @@ constexpr int MOST_SOURCES_BESIDE = 4;
 struct CudaParams {
   RankComm comm;
   LoadParams load;
-  TileSchedule tiles;      // rows of tiles: those of one owner after another, tile_rows each
+  TileSchedule tiles;      // rows of tiles: those of one owner after another, as many for each
   OwnerTiles owner_tiles;  // their order
   EpilogueParams output;   // C, bias
   GemmType comm_type;
   Reduction reduction;
-  int tile_rows;          // of an owner, at most
+  RankTileOrder order;    // of an owner's rows of tiles, at most: all of one owner's after the other's
   int m;                  // rows over all ranks
   int max_rows;           // of an owner: what all but the last ones have
   bool splits_rows;       // each owner has rows of its own
   bool splits_columns;    // or columns of its own; one-shot: neither
   bool is_direct;         // what is exchanged goes straight from registers
   bool sums_beside;       // push warps sum own tiles while the next are computed
-  int tiles_per_owner;    // tile_rows times tiles across
+  int tiles_per_owner;    // rows of tiles times tiles across
   int64_t slot_bytes;     // a source's partial tiles
   int first_flag;         // of partials: [source][tile], direct: [source][tile][16 rows]
   int first_gather_flag;  // of finished tiles: [owner][tile], direct: [owner][tile][unit]

@@ -236,8 +236,7 @@ struct NetworkTiles {
  private:
   MK_HOST_DEVICE OwnerTile far_at(int number) const {
     int row = 0, column = 0;
-    TileSchedule{num_far * near.tile_rows, near.num_n_tiles, 0, 0, 0, far_group_rows}.place(number, &row,
-                                                                                            &column);
+    TileRaster{num_far * near.tile_rows, near.num_n_tiles, far_group_rows}.place(number, &row, &column);
     const int index = row / num_far;
     return {row - index * num_far, index, column};
   }
@@ -255,9 +254,7 @@ struct NetworkTiles {
       before = static_cast<int>(min_of(num_near, lead + round * (per_round - block) + in_near));
       is_near = in_round >= block && before < num_near;
     }
-    OwnerTiles tiles = near;
-    if (!is_near) tiles.num_owners = 1;
-    OwnerTile tile = tiles.at(is_near ? before : number - before);
+    OwnerTile tile = is_near ? near.at(before) : near.of_owner(number - before);
     tile.position += is_near ? num_far : num_far + near.num_owners;
     return tile;
   }

@@ -265,10 +265,10 @@ __device__ __forceinline__ void run_product_cta(const RankLaunch& launch, const 
         GroupedTileCursor cursor(tiles, passes, blockIdx.x);
         uint32_t num_tiles = 0;
         FinishedRows<Config> finished(smem.epilogue[threadIdx.x / 32], storage.num_stored[threadIdx.x / 32]);
-        consumer_role<Config, GroupedTile, TilesAre::plain>(
+        consumer_role<Config, GroupedTile, TilesAre::alike>(
             smem.mainloop, warpgroup, params.comm.trace,
             [&](GroupedTile* work) {
-              return have_alike(moe::next_work<Config>(cursor, storage.tiles.feed, num_tiles++, work), work);
+              return moe::next_work<Config>(cursor, storage.tiles.feed, num_tiles++, work);
             },
             [&](const GroupedTile& work, int block, float(&accumulators)[Config::BLOCK_N / 2]) {
               finish_rows<Config>(params, storage.products, work, block, accumulators, finished);
