@@ -75,6 +75,7 @@ class EmulatedGpu {
            offset;
   }
   Rank& rank() { return rank_; }
+  CudaRank& gpu() { return *gpu_; }
 
   // What the rank has reported, after a look.
   mk_async_error_t error() {

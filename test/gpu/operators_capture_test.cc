@@ -62,6 +62,25 @@ uint64_t epoch_of(const Rank& rank) {
   return info.epoch;
 }
 
+// The flight record of launches that have ended, replays among them.
+void check_record(const Rank& rank, const std::string& name) {
+  std::vector<mk_flight_entry_t> flights(8);
+  size_t count = 0;
+  require(mk_comm_get_flight_record(rank.comm, flights.data(), flights.size(), &count),
+          "mk_comm_get_flight_record", rank.comm);
+  bool is_right = count == flights.size();
+  for (size_t i = 0; is_right && i < count; ++i) {
+    is_right = flights[i].state == 2 && flights[i].epoch == flights[0].epoch + i &&
+               flights[i].duration_us > 0 &&
+               (i == 0 || flights[i].start_us >= flights[i - 1].start_us + flights[i - 1].duration_us);
+  }
+  is_right = is_right && flights.back().epoch == epoch_of(rank);
+  tally.check(is_right,
+              text("rank %d: %s: the last launches are not all in the flight record, completed one after the "
+                   "other",
+                   rank.rank, name.c_str()));
+}
+
 // Replays only, then replays and plain launches in turn.
 void run_single(Rank& rank, Watchdog& watchdog, const Problem& problem, int replays) {
   const std::string name = describe(problem, rank.nranks);
@@ -97,6 +116,7 @@ void run_single(Rank& rank, Watchdog& watchdog, const Problem& problem, int repl
   tally.check(epoch_of(rank) - epoch == static_cast<uint64_t>(replays),
               text("rank %d: %s: %d replays and launches, but the epoch grew by %llu", rank.rank, name.c_str(),
                    replays, static_cast<unsigned long long>(epoch_of(rank) - epoch)));
+  check_record(rank, name);
   rank.meet();
 }
 

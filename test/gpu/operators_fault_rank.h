@@ -38,10 +38,11 @@ struct Scene {
 struct Report {
   mk_status_t status;  // of the faulty launch
   mk_async_error_t error;
-  int64_t ended_ms;  // when it returned
-  uint64_t epoch;    // of the launch
-  int abort_ms;      // how long mk_comm_abort took, where it was called; else -1
-  bool idle;         // the stream has ended and the device is well
+  int64_t ended_ms;          // when it returned
+  uint64_t epoch;            // of the launch
+  mk_flight_entry_t flight;  // the last launch, when it has ended
+  int abort_ms;              // how long mk_comm_abort took, where it was called; else -1
+  bool idle;                 // the stream has ended and the device is well
   mk_status_t destroyed;
   int destroy_ms;
   mk_status_t second;        // what became of the second communicator
@@ -158,6 +159,10 @@ class RankProcess {
     if (mk_comm_get_info(comm_, &info) == MK_SUCCESS) report.epoch = info.epoch;
     stage("after the fault");
     report.idle = cudaStreamSynchronize(stream_) == cudaSuccess && cudaDeviceSynchronize() == cudaSuccess;
+    mk_flight_entry_t flight{};
+    size_t count = 0;
+    if (mk_comm_get_flight_record(comm_, &flight, 1, &count) == MK_SUCCESS && count == 1)
+      report.flight = flight;
     if (report.status == MK_SUCCESS) report.wrong += judge.verdict(stream_).count;
   }
 

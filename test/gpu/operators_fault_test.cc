@@ -72,6 +72,9 @@ bool check_timeout(const Scene& scene, int rank, const Report& report, const std
       who + text("epoch %llu, seen %llu, expected %llu, where 2, less than 2 and 2 are true",
                  static_cast<unsigned long long>(error.epoch), static_cast<unsigned long long>(error.seen),
                  static_cast<unsigned long long>(error.expected)));
+  tally.check(report.flight.epoch == 2 && report.flight.state == 3,
+              who + text("launch %llu is the last in the flight record, in state %d, where 2 has failed (3)",
+                         static_cast<unsigned long long>(report.flight.epoch), report.flight.state));
   const std::string role = error.role, object = error.object;
   const bool waits_for_victim = role == "reduce" && object == "partial" && error.rank == scene.victim;
   const bool is_two_shot = scene.problem.algorithm == MK_ALGORITHM_TWO_SHOT;
