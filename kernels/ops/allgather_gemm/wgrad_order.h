@@ -61,9 +61,7 @@ struct WgradOrder {
 
   // Between nodes: this rank's rows, then those of its node's other ranks in turn, then those of the other
   // nodes' ranks in turn, which come last. Steps take turns as rows of tiles do.
-  NearFarTileOrder turns(int num_local) const {
-    return {source_steps, num_local - 1, nranks - num_local};
-  }
+  NearFarTileOrder turns(int num_local) const { return {source_steps, num_local - 1, nranks - num_local}; }
   MK_HOST_DEVICE WgradStep at(int step, const NearFarTileOrder& turns, const RankOrder& ranks) const {
     TileWork row{};
     row.m_tile = step;
