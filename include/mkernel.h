@@ -355,8 +355,8 @@ typedef struct mk_flight_entry {
 
 /* Copies the last launches of this rank, oldest first, at most `capacity` (the library keeps 64). Any thread, but
  * not in a function that CUDA calls (cudaLaunchHostFunc). Waits for no launch; on CUDA it asks the GPU which have
- * ended, some 10 us, and where that stands in a queue behind other work (CUDA_DEVICE_MAX_CONNECTIONS=1) goes on
- * after 0.2 s with what was last known. MK_ERROR_INVALID_HANDLE; MK_ERROR_INVALID_ARGUMENT: a NULL pointer. */
+ * ended, by a small copy, and where that stands in a queue behind other work (CUDA_DEVICE_MAX_CONNECTIONS=1) goes
+ * on after 0.2 s with what was last known. MK_ERROR_INVALID_HANDLE; MK_ERROR_INVALID_ARGUMENT: a NULL pointer. */
 MK_API mk_status_t mk_comm_get_flight_record(mk_comm_t comm, mk_flight_entry_t *entries, size_t capacity,
                                              size_t *count);
 
