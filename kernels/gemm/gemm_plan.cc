@@ -75,15 +75,32 @@ int64_t loaded_a_rows(const GemmShape& shape, const GemmPlan& plan) {
 
 // With more rows, products are not bound by the weights.
 constexpr int FEW_ROWS_OF_CUT_TILES = 256;
+// With more rows yet, no plan was measured against the others.
+constexpr int SOME_ROWS_OF_CUT_TILES = 1024;
+constexpr double KEPT_L2_BYTES = 20e6;
 
-double memory_us(const GemmShape& shape, const GemmPlan& plan) {
+// Tiles of the same columns of B that are cut are not at the same k at the same time, and each reads its own.
+double bytes_read_by_cut_tiles(const GemmShape& shape, const GemmPlan& plan) {
+  const double rows_of_tiles = ceil_divide(shape.m, plan.block_m);
+  return 2.0 * shape.k * plan.block_n * plan.num_streamk_tiles * (1 - 1 / rows_of_tiles);
+}
+
+// Of these, what the L2 has no longer. CTAs share out the steps of the cut tiles evenly: the next tile of the
+// same columns is so many steps behind, or ahead, and meanwhile all CTAs load.
+double missed_part_of_cut_tiles(const GemmShape& shape, const GemmPlan& plan) {
+  const double rows_of_tiles = std::min<double>(ceil_divide(shape.m, plan.block_m), plan.group_m);
+  const double k_steps = ceil_divide(shape.k, GEMM_BLOCK_K);
+  const double steps_of_cta = plan.num_streamk_tiles * k_steps / plan.num_workers;
+  const double behind = std::fmod(k_steps, steps_of_cta);
+  const double apart = std::min(behind, steps_of_cta - behind);
+  const double bytes_between = apart * GEMM_BLOCK_K * plan.block_n * 2 * plan.num_workers / rows_of_tiles;
+  return std::min(1.0, bytes_between / KEPT_L2_BYTES);
+}
+
+double memory_us(const GemmShape& shape, const GemmPlan& plan, double more_bytes) {
   double bytes = 2.0 * (double(shape.m) * shape.k + double(shape.k) * shape.n) +
-                 (shape.out_type == GemmType::fp32 ? 4.0 : 2.0) * shape.m * shape.n;
-  // Tiles of the same columns of B that are cut are not at the same k at the same time, and each reads its own.
-  if (shape.m <= FEW_ROWS_OF_CUT_TILES) {
-    const double rows_of_tiles = ceil_divide(shape.m, plan.block_m);
-    bytes += 2.0 * shape.k * plan.block_n * plan.num_streamk_tiles * (1 - 1 / rows_of_tiles);
-  }
+                 (shape.out_type == GemmType::fp32 ? 4.0 : 2.0) * shape.m * shape.n + more_bytes;
+  if (shape.m <= FEW_ROWS_OF_CUT_TILES) bytes += bytes_read_by_cut_tiles(shape, plan);
   const bool splits_lines = !shape.b_transposed && plan.block_n % 64 != 0;
   return bytes * (splits_lines ? SPLIT_LINES_FACTOR : 1.0) / HBM_BYTES_PER_US /
          std::min(1.0, plan.num_ctas() / CTAS_TO_FILL_HBM);
@@ -94,7 +111,7 @@ double overlapped_us(double one_us, double other_us) {
   return std::max(one_us, other_us) + 0.1 * std::min(one_us, other_us);
 }
 
-double predict_us(const GemmShape& shape, const GemmPlan& plan) {
+double predict_us(const GemmShape& shape, const GemmPlan& plan, double more_bytes) {
   const int64_t k_steps = ceil_divide(shape.k, GEMM_BLOCK_K);
   const int64_t whole_tiles = gemm_plan_num_tiles(shape, plan) - plan.num_streamk_tiles;
   const int64_t waves = ceil_divide(whole_tiles, plan.num_workers);
@@ -110,7 +127,8 @@ double predict_us(const GemmShape& shape, const GemmPlan& plan) {
     exchange_cycles = (plan.block_m == 64 ? EXCHANGE_CYCLES : EXCHANGE_CYCLES_LARGE) +
                       (1 + pieces) * rows * plan.block_n * 4.0 / EXCHANGE_BYTES_PER_CYCLE;
   }
-  return LAUNCH_US + overlapped_us(cycles / CLOCK_MHZ, memory_us(shape, plan)) + exchange_cycles / CLOCK_MHZ;
+  return LAUNCH_US + overlapped_us(cycles / CLOCK_MHZ, memory_us(shape, plan, more_bytes)) +
+         exchange_cycles / CLOCK_MHZ;
 }
 
 bool fits_at_once(const GemmPlan& plan, int num_sms, const GemmClusterLimits& limits) {
@@ -142,7 +160,7 @@ double predict_one_wave_us(const GemmShape& shape, const GemmPlan& plan) {
     exchange_us +=
         SPLIT_EXCHANGE_US + SPLIT_EXCHANGE_US_A_CTA * plan.num_split_ctas + bytes / SPLIT_EXCHANGE_BYTES_PER_US;
   }
-  return FEW_ROWS_LAUNCH_US + overlapped_us(compute_us, memory_us(shape, plan)) + exchange_us;
+  return FEW_ROWS_LAUNCH_US + overlapped_us(compute_us, memory_us(shape, plan, 0)) + exchange_us;
 }
 
 // All tiles at once, each a CTA's or, in pairs, two of them a pair's.
@@ -205,7 +223,7 @@ GemmPlan gemm_plan_with(const GemmShape& shape, int num_sms, GemmTile tile, int 
   }
   // About 2,048 rows: with 132 tiles of 128 x 256 in flight the block is then nearly square.
   plan.group_m = std::max(1, 2048 / plan.block_m);
-  plan.predicted_us = predict_us(shape, plan);
+  plan.predicted_us = predict_us(shape, plan, 0);
   return plan;
 }
 
@@ -259,7 +277,14 @@ GemmPlan gemm_plan(const GemmShape& shape, int num_sms, const GemmClusterLimits&
     if (rest == 0) continue;
     // The last wave alone, or together with the wave before, which makes for fewer pieces a tile.
     for (const int64_t streamk : {rest, rest + num_sms}) {
-      if (streamk <= tiles) consider(gemm_plan_with(shape, num_sms, tile, static_cast<int>(streamk)));
+      if (streamk > tiles) continue;
+      GemmPlan cut = gemm_plan_with(shape, num_sms, tile, static_cast<int>(streamk));
+      // Not in gemm_plan_with(), by which operators between ranks compare tiles: theirs are in another order.
+      if (shape.m > FEW_ROWS_OF_CUT_TILES && shape.m <= SOME_ROWS_OF_CUT_TILES && cut.num_streamk_tiles > 0) {
+        cut.predicted_us =
+            predict_us(shape, cut, bytes_read_by_cut_tiles(shape, cut) * missed_part_of_cut_tiles(shape, cut));
+      }
+      consider(cut);
     }
   }
   const GemmPlan split = gemm_split_plan(shape, num_sms, limits);

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: MIT
+// What gemm_plan() chooses, held against the times that every plan of a product took on a GPU: output of
+// gemm_bench --sweep, kept in docs/results. Whoever changes the model sees here, without a GPU, what it costs.
+//   gemm_plan_sweeps_test FILE ALLOWED [FILE ALLOWED ...]
+// ALLOWED: how many times as long as the fastest plans the chosen ones may take in the mean, back to back.
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "kernels/gemm/gemm_plan.h"
+
+namespace {
+
+using namespace mk;
+
+constexpr int NUM_SMS = 132;
+constexpr GemmClusterLimits LIMITS = {{0, 0, 66, 39, 30}};
+// A plan that was not built when the sweep was made has no time in it.
+constexpr double LEAST_PART_FOUND = 0.5;
+
+struct TimedPlan {
+  int block_m = 0;
+  int block_n = 0;
+  char kind = ' ';  // p: in ping-pong, 2: in pairs
+  int num_split_ctas = 0;
+  int num_streamk_tiles = 0;
+  int num_workers = 0;
+  int group_m = 0;
+  double us = 0;
+
+  bool is_of(const GemmPlan& plan) const {
+    return block_m == plan.block_m && block_n == plan.block_n && (kind == 'p') == plan.ping_pong &&
+           (kind == '2') == plan.in_pairs && num_split_ctas == plan.num_split_ctas &&
+           num_streamk_tiles == plan.num_streamk_tiles && num_workers == plan.num_workers &&
+           group_m == plan.group_m;
+  }
+};
+
+struct Sweep {
+  GemmShape shape;
+  std::vector<TimedPlan> plans;
+};
+
+bool read_shape(const std::string& line, GemmShape* shape) {
+  long m = 0, n = 0, k = 0;
+  char layout = 0;
+  if (std::sscanf(line.c_str(), "%ld %ld %ld %c", &m, &n, &k, &layout) != 4) return false;
+  *shape = {};
+  shape->m = m, shape->n = n, shape->k = k;
+  shape->b_transposed = layout == 'N';
+  return true;
+}
+
+bool read_plan(const std::string& line, TimedPlan* plan) {
+  return std::sscanf(line.c_str(), " %dx%d%c s%d sk%d w%d g%d : isolated %*f back to back %lf", &plan->block_m,
+                     &plan->block_n, &plan->kind, &plan->num_split_ctas, &plan->num_streamk_tiles,
+                     &plan->num_workers, &plan->group_m, &plan->us) == 8;
+}
+
+std::vector<Sweep> read_sweeps(const char* path) {
+  std::vector<Sweep> sweeps;
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    GemmShape shape;
+    TimedPlan plan;
+    if (read_plan(line, &plan)) {
+      if (!sweeps.empty()) sweeps.back().plans.push_back(plan);
+    } else if (!line.starts_with(' ') && read_shape(line, &shape)) {
+      sweeps.push_back({shape, {}});
+    }
+  }
+  return sweeps;
+}
+
+// Answers whether the mean is within `allowed`.
+bool check(const char* path, double allowed) {
+  const std::vector<Sweep> sweeps = read_sweeps(path);
+  int found = 0;
+  double sum = 0;
+  for (const Sweep& sweep : sweeps) {
+    const GemmPlan chosen = gemm_plan(sweep.shape, NUM_SMS, LIMITS);
+    double best_us = 0, chosen_us = 0;
+    for (const TimedPlan& plan : sweep.plans) {
+      if (best_us == 0 || plan.us < best_us) best_us = plan.us;
+      if (plan.is_of(chosen)) chosen_us = plan.us;
+    }
+    std::printf("%5ld %5ld %5ld %s  %3dx%-3d%s s%d sk%-3d  ", static_cast<long>(sweep.shape.m),
+                static_cast<long>(sweep.shape.n), static_cast<long>(sweep.shape.k),
+                sweep.shape.b_transposed ? "NK" : "KN", chosen.block_m, chosen.block_n,
+                chosen.ping_pong  ? "p"
+                : chosen.in_pairs ? "2"
+                                  : " ",
+                chosen.num_split_ctas, chosen.num_streamk_tiles);
+    if (chosen_us == 0) {
+      std::printf("no time, best %.1f us\n", best_us);
+      continue;
+    }
+    std::printf("%.1f us, best %.1f: %.3f\n", chosen_us, best_us, chosen_us / best_us);
+    ++found;
+    sum += chosen_us / best_us;
+  }
+  const bool enough = found > 0 && found >= LEAST_PART_FOUND * static_cast<double>(sweeps.size());
+  const double mean = enough ? sum / found : 0;
+  std::printf("%s: %d of %zu chosen plans have a time; %.4f of the fastest in the mean, allowed %.4f\n", path,
+              found, sweeps.size(), mean, allowed);
+  return enough && mean <= allowed;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 3 || argc % 2 == 0) {
+    std::fprintf(stderr, "usage: gemm_plan_sweeps_test FILE ALLOWED [FILE ALLOWED ...]\n");
+    return 2;
+  }
+  int failed = 0;
+  for (int i = 1; i < argc; i += 2) {
+    if (!check(argv[i], std::atof(argv[i + 1]))) ++failed;
+  }
+  std::printf("%d passed, %d failed\n", argc / 2 - failed, failed);
+  return failed == 0 ? 0 : 1;
+}
