@@ -89,8 +89,8 @@ int forward_ctas(const RingAttentionCall& call, const TopologyView& nodes, int64
   return static_cast<int>(std::clamp<int64_t>(chosen, 1, num_sms - (LEAST_CTAS_BETWEEN_NODES - 1)));
 }
 
-// What a tile of queries takes on its SM, in us at 1.9 GHz, fitted to one H200 (docs/performance.md); only the
-// ratio of two tiles matters.
+// What a tile of queries takes on its SM, in us at 1.9 GHz, fitted to one H200 (docs/experiments/attention.md);
+// only the ratio of two tiles matters.
 double tile_us(const CudaTile& tile, double blocks, bool has_masks) {
   return tile.block_m == 128 ? 2.0 + 1.19 * blocks : (has_masks ? 5.1 : 2.6) + 1.44 * blocks;
 }

@@ -13,7 +13,7 @@ namespace {
 
 int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// The model's constants are fitted to one H200 (docs/performance.md); only ratios between plans matter.
+// The model's constants are fitted to one H200 (docs/experiments/gemm.md); only ratios between plans matter.
 constexpr double CLOCK_MHZ = 1700;
 constexpr double HBM_BYTES_PER_US = 4.3e6;
 constexpr double CTAS_TO_FILL_HBM = 64;         // with 192 KB in flight each
