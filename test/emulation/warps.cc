@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Jumping between stacks is what lanes do, and what the checked longjmp() takes for an error.
-#undef _FORTIFY_SOURCE
 #include "warps.h"
 
 #include <sched.h>
-#include <setjmp.h>
-#include <ucontext.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <condition_variable>
@@ -56,15 +53,9 @@ struct Warp {
   std::array<Values, 2> rounds{};
   uint64_t num_complete = 0;
   unsigned num_present = 0;
-  unsigned looks = 0;  // since a lane last met the others
-#ifdef __SANITIZE_THREAD__
-  ucontext_t end{};
-#else
-  jmp_buf scheduler{};
-  std::array<jmp_buf, kLanes> contexts{};
-  std::array<bool, kLanes> is_begun{};
-#endif
-  std::array<ucontext_t, kLanes> beginnings{};
+  unsigned looks = 0;                  // since a lane last met the others
+  void* scheduler = nullptr;           // where run_lanes() goes on
+  std::array<void*, kLanes> stacks{};  // where each lane does
   WarpMemory* memory = nullptr;
 };
 
@@ -81,39 +72,43 @@ thread_local Warp* this_warp = nullptr;
 // a switch, and this one must be looked up all the same.
 __attribute__((noinline)) Warp& warp() { return *this_warp; }
 
-#ifdef __SANITIZE_THREAD__
-// To ThreadSanitizer a warp is one thread with one stack: longjmp() to another it would take for an error.
-__attribute__((noinline)) void switch_to_next() {
-  Warp& self = warp();
-  ucontext_t& from = self.beginnings[self.lane];
-  self.lane = (self.lane + 1) % kLanes;
-  swapcontext(&from, &self.beginnings[self.lane]);
-}
-void run_lanes(Warp& self) { swapcontext(&self.end, &self.beginnings[0]); }
-[[noreturn]] void end_lanes(Warp& self) {
-  setcontext(&self.end);
-  std::abort();
-}
-#else
-// A lane's first step is made by setcontext(), which has its stack; later ones by longjmp(), which makes no
-// call to the operating system.
-[[noreturn]] void resume(Warp& self, unsigned lane) {
-  self.lane = lane;
-  if (self.is_begun[lane]) _longjmp(self.contexts[lane], 1);
-  self.is_begun[lane] = true;
-  setcontext(&self.beginnings[lane]);
-  std::abort();
-}
+// Leaves on the stack what a call must not change, keeps the stack's end in *from and goes on at `to`. Without
+// the operating system, which swapcontext() has change the signal mask each time, and unseen by
+// ThreadSanitizer, to which a warp is one thread with one stack.
+extern "C" void emulation_switch_stack(void** from, void* to);
+asm(R"(
+  .text
+  .type emulation_switch_stack, @function
+emulation_switch_stack:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+  .size emulation_switch_stack, . - emulation_switch_stack
+)");
 
 __attribute__((noinline)) void switch_to_next() {
   Warp& self = warp();
-  if (_setjmp(self.contexts[self.lane]) == 0) resume(self, (self.lane + 1) % kLanes);
+  void** from = &self.stacks[self.lane];
+  self.lane = (self.lane + 1) % kLanes;
+  emulation_switch_stack(from, self.stacks[self.lane]);
 }
-void run_lanes(Warp& self) {
-  if (_setjmp(self.scheduler) == 0) resume(self, 0);
+void run_lanes(Warp& self) { emulation_switch_stack(&self.scheduler, self.stacks[0]); }
+void end_lanes(Warp& self) {
+  void* ended = nullptr;
+  emulation_switch_stack(&ended, self.scheduler);
 }
-[[noreturn]] void end_lanes(Warp& self) { _longjmp(self.scheduler, 1); }
-#endif
 
 // Lanes end together: their last meeting is here.
 void be_lane() {
@@ -124,13 +119,14 @@ void be_lane() {
   switch_to_next();
 }
 
+// As if the lane had left be_lane() to return to: six registers below it, and the stack as a call leaves it.
 void make_lane(Warp& self, unsigned lane) {
-  ucontext_t& context = self.beginnings[lane];
-  getcontext(&context);
-  context.uc_stack.ss_sp = self.memory->stacks.get() + lane * kStackBytes;
-  context.uc_stack.ss_size = kStackBytes;
-  context.uc_link = nullptr;
-  makecontext(&context, be_lane, 0);
+  char* stack = self.memory->stacks.get() + lane * kStackBytes;
+  void** end = reinterpret_cast<void**>(reinterpret_cast<uintptr_t>(stack + kStackBytes) & ~uintptr_t{15});
+  void** top = end - 8;
+  std::fill(top, end, nullptr);
+  top[6] = reinterpret_cast<void*>(be_lane);
+  self.stacks[lane] = top;
 }
 
 void be_warp(Warp& self) {
