@@ -2,6 +2,7 @@
 #include "ring_attention_call.h"
 
 #include <bit>
+#include <cstring>
 
 #include "../lib/status.h"
 
@@ -45,6 +46,13 @@ std::string describe(const ring_attention::CuSeqlensFault& fault) {
   }
   return format("cu_seqlens[%d]: expected %lld (seq), saw %lld", fault.index, static_cast<long long>(fault.seq),
                 seen);
+}
+
+bool equal_but_addresses(const RingAttentionCall& one, const RingAttentionCall& other) {
+  return one.op == other.op && one.batch == other.batch && one.seq == other.seq && one.heads == other.heads &&
+         one.kv_heads == other.kv_heads && one.dim == other.dim && one.num_sequences == other.num_sequences &&
+         one.dtype == other.dtype && one.causal == other.causal && one.layout == other.layout &&
+         one.scale == other.scale && std::memcmp(&one.tuning, &other.tuning, sizeof one.tuning) == 0;
 }
 
 std::string sizes_of(const RingAttentionCall& call) {

@@ -44,6 +44,9 @@ struct RingAttentionCall {
 std::string cu_seqlens_problem(const RingAttentionCall& call);
 std::string describe(const ring_attention::CuSeqlensFault& fault);
 
+// Everything but the addresses.
+bool equal_but_addresses(const RingAttentionCall& one, const RingAttentionCall& other);
+
 // What operator_call.h asks of every kind of call. fill_entry reads cu_seqlens, if there are some.
 std::string sizes_of(const RingAttentionCall& call);
 std::array<int64_t, 4> flight_shape(const RingAttentionCall& call);

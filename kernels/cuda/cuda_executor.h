@@ -16,6 +16,7 @@
 #include "kernels/cuda/cuda_trace.h"
 #include "kernels/cuda/moe_plan.h"
 #include "kernels/cuda/rank_gemm_launch.h"
+#include "kernels/cuda/ring_attention_plan.h"
 #include "kernels/executor.h"
 #include "kernels/flight_recorder.h"
 #include "kernels/gemm/gemm.h"
@@ -65,6 +66,11 @@ class CudaExecutor : public Executor {
     MoeCall maxima;
     const CudaRank::Arena* arena;
   };
+  // What it looks at of a plan of either direction.
+  struct AttentionSizes {
+    mk_plan_t plan;
+    int64_t area_bytes;
+  };
   struct PreparedAttention {
     RingAttentionCall maxima;
     const CudaRank::Arena* arena;
@@ -95,6 +101,8 @@ class CudaExecutor : public Executor {
   Status prepare_moe(const MoeCall& call, Deadline deadline);
   Status enqueue_moe(const MoeCall& call, cudaStream_t stream, bool is_captured);
   const CudaRank::Arena* find_arena(const RingAttentionCall& call, int64_t bank_bytes) const;
+  Result<RingAttentionPlan> planned_attention(const RingAttentionCall& call) const;
+  Result<AttentionSizes> attention_sizes(const RingAttentionCall& call) const;
   Result<mk_plan_t> plan_attention(const RingAttentionCall& call) const;
   Status prepare_attention(const RingAttentionCall& call, Deadline deadline);
   Status enqueue_attention(const RingAttentionCall& call, cudaStream_t stream, bool is_captured);
@@ -120,7 +128,7 @@ class CudaExecutor : public Executor {
   cudaEvent_t last_launch_ = nullptr;  // recorded with one rank only
   // Of this communicator's ranks, nodes and SMs, which stay what they are. A communicator is used by one thread
   // at a time.
-  mutable CallCache<Planned> planned_;
+  mutable CallCache<GemmCall, Planned> planned_;
   // One rank.
   void* workspace_ = nullptr;
   GemmClusterLimits cluster_limits_;
@@ -141,6 +149,7 @@ class CudaExecutor : public Executor {
   std::vector<PreparedMoe> prepared_moe_;
   bool attention_kernels_loaded_[2] = {};  // forward, backward
   std::vector<PreparedAttention> prepared_attention_;
+  mutable CallCache<RingAttentionCall, RingAttentionPlan> planned_attention_;  // forward
 };
 
 }  // namespace mk

@@ -10,27 +10,30 @@
 namespace mk {
 namespace {
 
-// What an executor looks at of a plan of either direction.
-struct AttentionSizes {
-  mk_plan_t plan;
-  int64_t area_bytes;
-};
-
 bool is_backward(const RingAttentionCall& call) { return call.op == MK_OPERATOR_RING_ATTENTION_BACKWARD; }
 
-Result<AttentionSizes> attention_sizes(const RingAttentionCall& call, int rank, int nranks, int num_sms,
-                                       const TopologyView* nodes) {
+}  // namespace
+
+// A forward call's. Of packed sequences it holds an address.
+Result<RingAttentionPlan> CudaExecutor::planned_attention(const RingAttentionCall& call) const {
+  if (const RingAttentionPlan* known = planned_attention_.find(call)) return *known;
+  const Result<RingAttentionPlan> plan =
+      ring_attention_plan(call, context_.topology.rank, nranks(), device_rank_sms(), nodes());
+  if (plan.ok() && call.num_sequences == 0) planned_attention_.insert(call, plan.value());
+  return plan;
+}
+
+Result<CudaExecutor::AttentionSizes> CudaExecutor::attention_sizes(const RingAttentionCall& call) const {
   if (is_backward(call)) {
-    const auto plan = ring_attention_backward_plan(call, rank, nranks, num_sms, nodes);
+    const auto plan =
+        ring_attention_backward_plan(call, context_.topology.rank, nranks(), device_rank_sms(), nodes());
     if (!plan.ok()) return plan.status();
     return AttentionSizes{plan.value().plan, plan.value().area_bytes};
   }
-  const auto plan = ring_attention_plan(call, rank, nranks, num_sms, nodes);
+  const auto plan = planned_attention(call);
   if (!plan.ok()) return plan.status();
   return AttentionSizes{plan.value().plan, plan.value().area_bytes};
 }
-
-}  // namespace
 
 const CudaRank::Arena* CudaExecutor::find_arena(const RingAttentionCall& call, int64_t bank_bytes) const {
   for (const PreparedAttention& candidate : prepared_attention_) {
@@ -41,8 +44,7 @@ const CudaRank::Arena* CudaExecutor::find_arena(const RingAttentionCall& call, i
 }
 
 Result<mk_plan_t> CudaExecutor::plan_attention(const RingAttentionCall& call) const {
-  const Result<AttentionSizes> chosen =
-      attention_sizes(call, context_.topology.rank, nranks(), device_rank_sms(), nodes());
+  const Result<AttentionSizes> chosen = attention_sizes(call);
   if (!chosen.ok()) return chosen.status();
   mk_plan_t plan = chosen.value().plan;
   plan.prepared = find_arena(call, chosen.value().area_bytes) != nullptr ? 1 : 0;
@@ -50,8 +52,7 @@ Result<mk_plan_t> CudaExecutor::plan_attention(const RingAttentionCall& call) co
 }
 
 Status CudaExecutor::prepare_attention(const RingAttentionCall& call, Deadline deadline) {
-  const Result<AttentionSizes> chosen =
-      attention_sizes(call, context_.topology.rank, nranks(), device_rank_sms(), nodes());
+  const Result<AttentionSizes> chosen = attention_sizes(call);
   if (!chosen.ok()) return chosen.status();
   bool& is_loaded = attention_kernels_loaded_[is_backward(call) ? 1 : 0];
   if (!is_loaded) {
@@ -86,17 +87,16 @@ Status CudaExecutor::enqueue_attention_planned(const RingAttentionCall& call, co
 }
 
 Status CudaExecutor::enqueue_attention(const RingAttentionCall& call, cudaStream_t stream, bool is_captured) {
-  const int rank = context_.topology.rank, num_sms = device_rank_sms();
   if (is_backward(call)) {
     return enqueue_attention_planned(
-        call, ring_attention_backward_plan(call, rank, nranks(), num_sms, nodes()),
+        call, ring_attention_backward_plan(call, context_.topology.rank, nranks(), device_rank_sms(), nodes()),
         [&](const RingAttentionBackwardPlan& plan, const RankComm& comm) {
           return ring_attention_backward_launch(call, plan, comm, stream);
         },
         is_captured);
   }
   return enqueue_attention_planned(
-      call, ring_attention_plan(call, rank, nranks(), num_sms, nodes()),
+      call, planned_attention(call),
       [&](const RingAttentionPlan& plan, const RankComm& comm) {
         return ring_attention_launch(call, plan, comm, stream);
       },

@@ -54,7 +54,7 @@ std::vector<Change> changes() {
 }  // namespace
 
 TEST_CASE("a call is found again whatever its addresses") {
-  CallCache<int> cache;
+  CallCache<GemmCall, int> cache;
   GemmCall call = some_call();
   CHECK(cache.find(call) == nullptr);
   int& value = cache.insert(call, 7);
@@ -68,7 +68,7 @@ TEST_CASE("a call is found again whatever its addresses") {
 TEST_CASE("a call that differs in any other field is another one") {
   // A field that is added to the call belongs into the comparison, and above.
   static_assert(sizeof(GemmCall) == 176);
-  CallCache<int> cache;
+  CallCache<GemmCall, int> cache;
   cache.insert(some_call(), 0);
   int number = 0;
   for (const Change& change : changes()) {
@@ -89,8 +89,38 @@ TEST_CASE("a call that differs in any other field is another one") {
   CHECK(*cache.find(some_call()) == 0);
 }
 
+TEST_CASE("so is one of attention") {
+  static_assert(sizeof(RingAttentionCall) == 200);
+  RingAttentionCall some;
+  some.op = MK_OPERATOR_RING_ATTENTION;
+  some.batch = 2, some.seq = 4096, some.heads = 8, some.kv_heads = 4, some.dim = 128;
+  const std::vector<std::function<void(RingAttentionCall&)>> attention_changes = {
+      [](RingAttentionCall& call) { call.op = MK_OPERATOR_RING_ATTENTION_BACKWARD; },
+      [](RingAttentionCall& call) { ++call.batch; },
+      [](RingAttentionCall& call) { ++call.seq; },
+      [](RingAttentionCall& call) { ++call.heads; },
+      [](RingAttentionCall& call) { ++call.kv_heads; },
+      [](RingAttentionCall& call) { ++call.dim; },
+      [](RingAttentionCall& call) { ++call.num_sequences; },
+      [](RingAttentionCall& call) { call.dtype = MK_DTYPE_FP16; },
+      [](RingAttentionCall& call) { call.causal = MK_CAUSAL_ZIGZAG; },
+      [](RingAttentionCall& call) { call.layout = MK_ATTENTION_BHSD; },
+      [](RingAttentionCall& call) { call.scale = 2; },
+      [](RingAttentionCall& call) { call.tuning.compute_ctas = 1; }};
+  CallCache<RingAttentionCall, int> cache;
+  cache.insert(some, 1);
+  for (const auto& change : attention_changes) {
+    RingAttentionCall call = some;
+    change(call);
+    CHECK(cache.find(call) == nullptr);
+  }
+  char memory[4];
+  some.q = memory, some.k = memory + 1, some.v = memory + 2, some.o = memory + 3;
+  REQUIRE(cache.find(some) != nullptr);
+}
+
 TEST_CASE("the oldest makes room, and values stay where they are") {
-  CallCache<std::string, 4> cache;
+  CallCache<GemmCall, std::string, 4> cache;
   GemmCall call = some_call();
   std::vector<std::string*> values;
   for (call.m = 1; call.m <= 4; ++call.m) values.push_back(&cache.insert(call, std::to_string(call.m)));
@@ -103,7 +133,7 @@ TEST_CASE("the oldest makes room, and values stay where they are") {
 }
 
 TEST_CASE("a cache that was cleared knows nothing, and learns anew") {
-  CallCache<int> cache;
+  CallCache<GemmCall, int> cache;
   cache.insert(some_call(), 1);
   cache.clear();
   CHECK(cache.find(some_call()) == nullptr);
