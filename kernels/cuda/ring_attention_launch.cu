@@ -62,6 +62,7 @@ const CudaKernelOf<Params>* fill_params(const CudaTableOf<Params>& table, const 
     return nullptr;
   }
   params->tiles = plan.tiles;
+  params->items = plan.items;
   fill_common(call, plan, rows, params);
   return &kernel;
 }

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 
+#include "kernels/cuda/query_items_plan.h"
 #include "kernels/device/rank_comm.h"
 #include "kernels/operator_names.h"
 #include "kernels/ops/ring_attention/schedule.h"
@@ -15,7 +16,8 @@ namespace mk {
 namespace ring_attention {
 namespace {
 
-// CTAs whose pushes fill a link of about 370 GB/s. What they push, they push sooner; the work is the same.
+// What MOST_PUSH_CTAS fill a link with. What they push, they push sooner; the work is the same.
+constexpr double LINK_BYTES_PER_US = 370e3;
 constexpr int MOST_PUSH_CTAS = 10;
 // Fewer bytes than this are not worth another CTA.
 constexpr int64_t LEAST_BYTES_PER_PUSH_CTA = 1 << 20;
@@ -89,12 +91,6 @@ int forward_ctas(const RingAttentionCall& call, const TopologyView& nodes, int64
   return static_cast<int>(std::clamp<int64_t>(chosen, 1, num_sms - (LEAST_CTAS_BETWEEN_NODES - 1)));
 }
 
-// What a tile of queries takes on its SM, in us at 1.9 GHz, fitted to one H200 (docs/experiments/attention.md);
-// only the ratio of two tiles matters.
-double tile_us(const CudaTile& tile, double blocks, bool has_masks) {
-  return tile.block_m == 128 ? 2.0 + 1.19 * blocks : (has_masks ? 5.1 : 2.6) + 1.44 * blocks;
-}
-
 // A rank's tiles of queries on so many SMs. Of packed sequences as if all were as long.
 double predicted_us(const RingAttentionCall& call, const CudaSlices& slices, int rank, const CudaTile& tile,
                     int num_sms) {
@@ -114,8 +110,11 @@ double predicted_us(const RingAttentionCall& call, const CudaSlices& slices, int
     longest_us = std::max(longest_us, tile_us(tile, most_keys / tile.block_n + 0.5, has_masks));
   }
   if (num_tiles == 0) return 0;
-  // Tiles alike come in waves; others fill up what is left, but for half of the longest.
-  if (!slices.causal) return std::ceil(num_tiles / num_sms) * (sum_us / num_tiles);
+  // Tiles alike come in waves, or the last are cut; others fill up what is left, but for half of the longest.
+  if (!slices.causal) {
+    const double us = std::ceil(num_tiles / num_sms) * (sum_us / num_tiles);
+    return call.num_sequences > 0 ? us : std::min(us, sum_us / num_sms + 2 * JOIN_US);
+  }
   return std::max(sum_us / num_sms + longest_us / 2, longest_us);
 }
 
@@ -350,6 +349,7 @@ Result<RingAttentionPlan> ring_attention_plan(const RingAttentionCall& call, int
   const Result<int> chosen = choose_tile(call, cuda_slices(call, nranks, is_zigzag), rank, num_sms);
   if (!chosen.ok()) return chosen.status();
   const CudaTile& tile = CUDA_TILES[chosen.value()];
+  const int64_t staging_bytes = static_cast<int64_t>(STAGING_BYTES) * num_sms;
   RingAttentionPlan plan{};
   plan.plan = MK_PLAN_INIT;
   plan.tile = chosen.value();
@@ -405,10 +405,21 @@ Result<RingAttentionPlan> ring_attention_plan(const RingAttentionCall& call, int
     pushed = plan.plan.link_bytes = pushed_bytes(one, plan.tiles.slices, rank, tile.block_n);
   }
   plan.num_push_ctas = push_ctas(call, plan.panels, pushed, num_sms);
-  const int64_t tiles = std::max<int64_t>(1, num_tiles);
   const int most = call.tuning.compute_ctas > 0 ? std::min(num_sms, call.tuning.compute_ctas) : num_sms;
+  int64_t num_items = num_tiles;
+  if (!is_packed) {
+    const QueryItemsShape shape = {tile,
+                                   most,
+                                   std::min(plan.num_push_ctas, most),
+                                   static_cast<double>(pushed) / LINK_BYTES_PER_US,
+                                   staging_bytes,
+                                   STAGING_FLAGS_BYTES / sizeof(uint32_t)};
+    plan.items = plan_query_items(shape, &plan.tiles);
+    num_items = plan.items.num_items;
+  }
   // CTAs that push compute afterwards.
-  plan.plan.compute_ctas = static_cast<int>(std::min<int64_t>(most, tiles + plan.num_push_ctas));
+  plan.plan.compute_ctas =
+      static_cast<int>(std::min<int64_t>(most, std::max<int64_t>(1, num_items) + plan.num_push_ctas));
   plan.num_push_ctas = std::min<int>(plan.num_push_ctas, plan.plan.compute_ctas);
   plan.plan.copy_ctas = plan.num_push_ctas;
   plan.plan.tile_m = tile.block_m;

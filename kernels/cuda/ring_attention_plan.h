@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/ops/ring_attention/cuda_blocks.h"
+#include "kernels/ops/ring_attention/cuda_query_items.h"
 #include "kernels/ops/ring_attention/network_panels.h"
 #include "kernels/ops/ring_attention/packed_blocks.h"
 #include "kernels/ops/ring_attention/packed_network_panels.h"
@@ -25,6 +26,7 @@ struct RingAttentionPlan {
   mk_plan_t plan;
   int tile = 0;  // of ring_attention::CUDA_TILES
   ring_attention::QueryTiles tiles;
+  ring_attention::QueryItems items;  // not of packed sequences
   ring_attention::KeyPanels panels;
   int num_push_ctas = 0;
   int64_t area_bytes = 0;  // of a receive bank, for any causal mode

@@ -5,11 +5,9 @@
 // the last product of one is on its way with the first of the other. Weights stay in registers.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <cstdint>
 
+#include "kernels/device/softmax_rows.cuh"
 #include "kernels/ptx/mbarrier.cuh"
 #include "kernels/ptx/warp.cuh"
 #include "kernels/ptx/wgmma.cuh"
@@ -65,25 +63,6 @@ __device__ __forceinline__ void attention_init(AttentionStorage<Config>& smem) {
 
 // Named barriers: whose turn it is to multiply.
 constexpr int ATTENTION_TURN_BARRIER = 1;
-
-// Two 16-bit elements.
-template <class Element>
-__device__ __forceinline__ uint32_t pack_pair(float low, float high) {
-  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
-    const __nv_bfloat162 packed = __floats2bfloat162_rn(low, high);
-    return reinterpret_cast<const uint32_t&>(packed);
-  } else {
-    const __half2 packed = __floats2half2_rn(low, high);
-    return reinterpret_cast<const uint32_t&>(packed);
-  }
-}
-
-// A thread's two rows of its warpgroup's 64: lane / 4 and 8 further on, of the warp's 16.
-struct SoftmaxRows {
-  // What weights are relative to, of the logits before scaling: the row's maximum, or somewhat less.
-  float maximum[2];
-  float sum[2];  // of this thread's part of the weights
-};
 
 // What weights are relative to stays until one would be larger than this, as a power of two: so in almost all
 // blocks. fp16, in which they are multiplied, ends at 2^16.

@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "../support/catch.h"
+#include "kernels/cuda/query_items_plan.h"
 #include "kernels/cuda/ring_attention_plan.h"
+#include "kernels/device/rank_comm.h"
 #include "kernels/ops/ring_attention/cuda_blocks.h"
 #include "kernels/ops/ring_attention/schedule.h"
 
@@ -45,7 +47,9 @@ struct Cut {
              num_sequences > 0 ? 1 : 1 + below(2),
              kv_heads * (1 + below(3)),
              kv_heads,
-             1 + below(40)};
+             1 + below(40),
+             1};
+    tiles.joint_heads = 1 + below(static_cast<uint64_t>(tiles.batch * tiles.kv_heads));
     block_n = 1 + below(40);
   }
 
@@ -133,6 +137,148 @@ TEST_CASE("tiles hold every row of every head once, and take every key that they
     }
     REQUIRE(static_cast<int64_t>(seen.size()) == cut.tiles.batch * cut.tiles.heads * rows);
   }
+}
+
+TEST_CASE("the last heads are handed out together, the last positions first") {
+  std::mt19937_64 random(5);
+  for (int round = 0; round < 200; ++round) {
+    Cut cut(random);
+    if (cut.tiles.size() == 0) continue;
+    const int kv_heads = cut.tiles.batch * cut.tiles.kv_heads, group = cut.tiles.heads / cut.tiles.kv_heads;
+    const int head_tiles = cut.tiles.tiles_of_head() * group;
+    int before = -1, position = 0;
+    for (int index = 0; index < cut.tiles.size(); ++index) {
+      const QueryTile tile = cut.tiles.at(index);
+      const int head = std::min(index / head_tiles, kv_heads - cut.tiles.joint_heads);
+      REQUIRE(tile.batch * cut.tiles.kv_heads + tile.kv_head >= head);
+      if (head == before) REQUIRE(tile.position <= position);
+      before = head;
+      position = tile.position;
+    }
+  }
+}
+
+TEST_CASE("blocks that are left out are those that would have come") {
+  std::mt19937_64 random(6);
+  for (int round = 0; round < 500; ++round) {
+    const Cut cut(random);
+    if (cut.tiles.size() == 0) continue;
+    const QueryTile tile = cut.tiles.at(static_cast<int>(random() % static_cast<uint64_t>(cut.tiles.size())));
+    const VisibleRange visible = visible_range(cut.slices, tile.position, tile.position + tile.num_rows - 1);
+    KeyBlockWalk all(cut.slices, RingOrder{cut.tiles.rank}, cut.block_n, visible), rest(all);
+    const int num_blocks = all.count();
+    const int left_out = static_cast<int>(random() % (static_cast<uint64_t>(num_blocks) + 1));
+    rest.skip(left_out);
+    KeyBlock expected, seen;
+    for (int i = 0; i < left_out; ++i) REQUIRE(all.next(&expected));
+    for (int i = left_out; i < num_blocks; ++i) {
+      REQUIRE((all.next(&expected) && rest.next(&seen)));
+      REQUIRE(seen.step == expected.step);
+      REQUIRE(seen.position == expected.position);
+      REQUIRE(seen.is_masked == expected.is_masked);
+    }
+    REQUIRE_FALSE(rest.next(&seen));
+  }
+}
+
+TEST_CASE("every tile is handed out once, whole or in all its parts, for which there is room") {
+  std::mt19937_64 random(7);
+  const auto below = [&](uint64_t bound) { return static_cast<int>(random() % bound); };
+  int num_cut = 0;
+  for (int round = 0; round < 400; ++round) {
+    RingAttentionCall call;
+    call.op = MK_OPERATOR_RING_ATTENTION;
+    const int nranks = 1 + below(8), rank = below(static_cast<uint64_t>(nranks));
+    call.batch = 1 + below(3);
+    call.seq = below(4) == 0 ? below(40000) : below(6000);
+    call.kv_heads = 1 + below(8);
+    call.heads = call.kv_heads * (1 + below(3));
+    call.dim = below(2) == 0 ? 64 : 128;
+    call.causal = static_cast<mk_causal_t>(below(3));
+    if (below(3) == 0) call.tuning.compute_ctas = 1 + below(132);
+    auto plan = ring_attention_plan(call, rank, nranks, 132);
+    REQUIRE(plan.ok());
+    const QueryItems& items = plan->items;
+    const QueryTiles& tiles = plan->tiles;
+    const int block_n = plan->plan.tile_n;
+    const PartPlaces places = {tiles.block_m, CUDA_TILES[plan->tile].head_dim};
+    REQUIRE((items.num_stretches >= 1 && items.num_stretches <= MOST_STRETCHES));
+    int tile = 0, slot = 0, cut = 0;
+    for (int item = 0; item < items.num_items; ++tile) {
+      const QueryItem first = items.at(item);
+      const int parts = first.num_parts;
+      REQUIRE(parts >= 1);
+      REQUIRE(first.tile == tile);
+      if (parts > 1) {
+        const QueryTile queries = tiles.at(tile);
+        KeyBlockWalk walk(
+            tiles.slices, RingOrder{rank}, block_n,
+            visible_range(tiles.slices, queries.position, queries.position + queries.num_rows - 1));
+        const int num_blocks = walk.count();
+        REQUIRE(parts <= MOST_PARTS);
+        REQUIRE(parts <= num_blocks);
+        REQUIRE((part_begin(num_blocks, 0, parts) == 0 && part_begin(num_blocks, parts, parts) == num_blocks));
+        REQUIRE(blocks_before(tiles.slices,
+                              call.causal != MK_CAUSAL_NONE ? queries.position + queries.num_rows : call.seq,
+                              block_n) == num_blocks);
+        REQUIRE(items.first_part(cut).tile == tile);
+        REQUIRE(items.first_part(cut).part == 0);
+      }
+      for (int part = 0; part < parts; ++part, ++item) {
+        const QueryItem of_part = items.at(item);
+        REQUIRE((of_part.tile == tile && of_part.part == part && of_part.num_parts == parts));
+        REQUIRE(of_part.slot == (parts > 1 ? slot++ : -1));
+        if (parts > 1) REQUIRE(of_part.cut == cut);
+      }
+      cut += parts > 1 ? 1 : 0;
+    }
+    REQUIRE(tile == tiles.size());
+    REQUIRE(cut == items.num_cuts);
+    REQUIRE(cut <= static_cast<int>(STAGING_FLAGS_BYTES / sizeof(uint32_t)));
+    REQUIRE(static_cast<size_t>(slot) * places.part_bytes() <= 132 * STAGING_BYTES);
+    num_cut += cut > 0 ? 1 : 0;
+  }
+  CHECK(num_cut > 50);
+}
+
+TEST_CASE("tiles are cut where SMs would be idle for long, and only there") {
+  RingAttentionCall call;
+  call.op = MK_OPERATOR_RING_ATTENTION;
+  call.batch = 1;
+  call.dim = 128;
+  const auto cuts = [&](int64_t seq, int heads, int kv_heads, mk_causal_t causal, int nranks) {
+    call.seq = seq;
+    call.heads = heads;
+    call.kv_heads = kv_heads;
+    call.causal = causal;
+    auto plan = ring_attention_plan(call, 0, nranks, 132);
+    REQUIRE(plan.ok());
+    return plan->items.num_cuts;
+  };
+  CHECK(cuts(4096, 1, 1, MK_CAUSAL_NONE, 1) == 32);       // 32 tiles, 132 SMs
+  CHECK(cuts(2048, 16, 16, MK_CAUSAL_NONE, 1) == 0);      // 1.94 of 2 rounds
+  CHECK(cuts(8192, 8, 8, MK_CAUSAL_CONTIGUOUS, 1) == 0);  // short tiles fill up what long ones leave
+  CHECK(cuts(32768, 8, 8, MK_CAUSAL_ZIGZAG, 4) > 0);      // few of them, of long ones and of short ones
+  // What attention_test calls cut.
+  for (const int nranks : {1, 2, 3, 4}) CHECK(cuts(2600, 2, 1, MK_CAUSAL_ZIGZAG, nranks) > 0);
+}
+
+TEST_CASE("causal tiles are handed out together where keys are there in time") {
+  RingAttentionCall call;
+  call.op = MK_OPERATOR_RING_ATTENTION;
+  call.batch = 1;
+  call.dim = 128;
+  call.heads = call.kv_heads = 8;
+  call.causal = MK_CAUSAL_ZIGZAG;
+  const auto joint_heads = [&](int64_t seq, int nranks) {
+    call.seq = seq;
+    auto plan = ring_attention_plan(call, 0, nranks, 132);
+    REQUIRE(plan.ok());
+    return plan->tiles.joint_heads;
+  };
+  CHECK(joint_heads(8192, 1) == 8);
+  CHECK(joint_heads(16384, 2) == 8);  // all keys come in 91 us, and a tile has those of its own for 92
+  CHECK(joint_heads(32768, 4) == 5);  // in 272 us: the first heads, which all CTAs begin with, one by one
 }
 
 TEST_CASE("panels hold every block once, each with a place and a flag of its own, and go to who needs them") {

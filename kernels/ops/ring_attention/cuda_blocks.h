@@ -124,6 +124,14 @@ class KeyBlockWalk {
     ++index_;
     return true;
   }
+  // Leaves out the next `blocks`.
+  MK_HOST_DEVICE void skip(int blocks) {
+    while (blocks > 0 && (index_ < end_ || next_run())) {
+      const int some = most(0, least(blocks, end_ - index_));
+      index_ += some;
+      blocks -= some;
+    }
+  }
 
  private:
   MK_HOST_DEVICE bool next_run() {
@@ -162,7 +170,8 @@ struct QueryTile {
 };
 
 // A rank's tiles, in the order in which they are handed out: all of a key head before the next one's; of those
-// the last positions first, which see most when causal; the query heads of a key head next to each other.
+// the last positions first, which see most when causal; the query heads of a key head next to each other. The
+// last key heads together as if they were one.
 struct QueryTiles {
   CudaSlices slices;
   int rank;
@@ -170,19 +179,24 @@ struct QueryTiles {
   int heads;
   int kv_heads;
   int block_m;
+  int joint_heads = 1;  // of the key heads of all batches, the last so many together
 
   MK_HOST_DEVICE int tiles_of_run(int run) const { return (slices.count(rank, run) + block_m - 1) / block_m; }
   MK_HOST_DEVICE int tiles_of_head() const { return tiles_of_run(0) + (slices.zigzag ? tiles_of_run(1) : 0); }
   MK_HOST_DEVICE int size() const { return batch * heads * tiles_of_head(); }
   MK_HOST_DEVICE QueryTile at(int index) const {
     const int tiles = tiles_of_head(), group = heads / kv_heads;
-    const int kv_index = index / (tiles * group);
-    const int within = index - kv_index * tiles * group;
-    const int from_end = within / group;
+    const int first_joint = batch * kv_heads - joint_heads;
+    const int first = least(index / (tiles * group), first_joint);
+    const int together = first < first_joint ? 1 : joint_heads;
+    const int within = index - first * tiles * group;
+    const int from_end = within / (together * group);
+    const int head = within - from_end * together * group;
+    const int kv_index = first + head / group;
     QueryTile tile;
     tile.batch = kv_index / kv_heads;
     tile.kv_head = kv_index - tile.batch * kv_heads;
-    tile.head = tile.kv_head * group + within - from_end * group;
+    tile.head = tile.kv_head * group + head - head / group * group;
     int in_run = tiles - 1 - from_end;
     const int run = in_run >= tiles_of_run(0) ? 1 : 0;
     if (run == 1) in_run -= tiles_of_run(0);

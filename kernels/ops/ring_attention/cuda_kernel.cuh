@@ -11,16 +11,18 @@
 #include "kernels/ops/ring_attention/cuda_items.cuh"
 #include "kernels/ops/ring_attention/cuda_packed_params.h"
 #include "kernels/ops/ring_attention/cuda_params.h"
+#include "kernels/ops/ring_attention/cuda_parts.cuh"
 #include "kernels/ops/ring_attention/cuda_push.cuh"
 #include "kernels/ptx/elect.cuh"
 #include "kernels/ptx/tma.cuh"
 
 namespace mk::ring_attention {
 
-// A tile on its way to the consumers.
+// A tile on its way to the consumers, or a part of it.
 struct TileWork {
   QueryTile tile;
   int num_blocks;
+  PartPlace place;
 };
 
 template <class Config, class Block_ = KeyBlock>
@@ -50,6 +52,14 @@ __device__ __forceinline__ RingOrder key_order(const Params& params) {
 template <class Params>
 __device__ __forceinline__ const CUtensorMap* query_map(const Params& params) {
   return &params.map_q;
+}
+template <class Params>
+__device__ __forceinline__ int num_items(const Params& params) {
+  return params.items.num_items;
+}
+template <class Params>
+__device__ __forceinline__ QueryItem item_at(const Params& params, int item) {
+  return params.items.at(item);
 }
 // The blocks of which a tile's queries see something.
 template <class Config, class Params>
@@ -81,19 +91,30 @@ class Producer {
     ptx::prefetch_tensormap(query_map(params_));
     ptx::prefetch_tensormap(key_map(params_, false));
     ptx::prefetch_tensormap(key_map(params_, true));
-    const int num_items = params_.tiles.size();
+    const int end = num_items(params_);
     const Tracer tracer(params_.comm.trace, TRACE_LOAD);
     // Keys go one block ahead of values, whose product comes a block later: also from tile to tile.
     QueryTile tile_before;
     Block block_before;
     bool has_before = false;
-    for (int item = take(); item < num_items;) {
-      const QueryTile tile = params_.tiles.at(item);
+    for (int item = take(); item < end;) {
+      const QueryItem work = item_at(params_, item);
+      const QueryTile tile = params_.tiles.at(work.tile);
       auto walk = key_walk<Config>(params_, tile);
-      begin_tile(item, tile, walk.count());
+      int num_blocks = walk.count();
+      if constexpr (!IsPacked<Params>) {
+        if (work.num_parts > 1) {
+          const int begin = part_begin(num_blocks, work.part, work.num_parts);
+          num_blocks = part_begin(num_blocks, work.part + 1, work.num_parts) - begin;
+          walk.skip(begin);
+        }
+      }
+      begin_tile(item, {tile, num_blocks, place_of(work)});
       const int next = take();  // ahead of its use
       tracer.begin(TraceKind::load, item);
-      for (Block block; walk.next(&block);) {
+      Block block;
+      for (int left = num_blocks; left > 0; --left) {
+        walk.next(&block);
         load_keys(tile, block);
         if (has_before) load_values(tile_before, block_before);
         tile_before = tile;
@@ -123,9 +144,10 @@ class Producer {
     return static_cast<int>(atomicAdd(&params_.comm.state->gather_ticket, 1u));
   }
 
-  __device__ __forceinline__ void begin_tile(int item, const QueryTile& tile, int num_blocks) {
+  __device__ __forceinline__ void begin_tile(int item, const TileWork& work) {
+    const QueryTile& tile = work.tile;
     wait_barrier(&smem_.items.empty[cursor_.slot], cursor_.phase ^ 1);
-    smem_.tiles[cursor_.slot] = {tile, num_blocks};
+    smem_.tiles[cursor_.slot] = work;
     put_item(smem_.items, cursor_, item);
     AttentionStorage<Config>& smem = smem_.attention;
     uint64_t* const full = &smem.queries_full[queries_.index];
@@ -256,8 +278,9 @@ __device__ __forceinline__ KeyMask<Params> key_mask(const Params& params, int ro
 template <class Config, class Params>
 __device__ __forceinline__ void store_tile(const Params& params, const QueryTile& tile, int row_in_tile,
                                            const float (&outputs)[Config::HEAD_DIM / 2],
-                                           const SoftmaxRows& rows, float scale) {
+                                           const SoftmaxRows& rows) {
   using Element = typename Config::Element;
+  constexpr float LN2 = 0.693147180559945309f;
   const int lane = threadIdx.x % 4;
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
@@ -285,7 +308,7 @@ __device__ __forceinline__ void store_tile(const Params& params, const QueryTile
     if (params.lse != nullptr && is_row && lane == 0) {
       const int64_t head = int64_t{tile.batch} * params.tiles.heads + tile.head;
       params.lse[head * params.lse_rows + tile.row + at] =
-          is_none ? -INFINITY : rows.maximum[row] * scale + logf(rows.sum[row]);
+          is_none ? -INFINITY : rows.maximum[row] * (params.scale_log2 * LN2) + logf(rows.sum[row]);
     }
   }
 }
@@ -309,11 +332,13 @@ class ConsumerTiles {
     const bool is_first = item_ < 0;
     tile_before_ = tile_;
     item_before_ = item_;
+    place_before_ = place_;
     item_ = __shfl_sync(~0u, await_item(smem_.items, cursor_), 0);
     const TileWork work = smem_.tiles[cursor_.slot];
     release_item(smem_.items, cursor_);
     if (item_ < 0) return 0;
     tile_ = work.tile;
+    place_ = work.place;
     mask_.begin_tile(tile_);
     if (is_first) tracer_.begin(TraceKind::compute, item_);
     return __shfl_sync(~0u, work.num_blocks, 0);
@@ -325,10 +350,13 @@ class ConsumerTiles {
   }
   template <int NUM_OUTPUTS>
   __device__ __forceinline__ void store(const float (&outputs)[NUM_OUTPUTS], const SoftmaxRows& rows) const {
-    constexpr float LN2 = 0.693147180559945309f;
     tracer_.end();
     tracer_.begin(TraceKind::store, item_before_);
-    store_tile<Config>(params_, tile_before_, row_in_tile_, outputs, rows, params_.scale_log2 * LN2);
+    if (place_before_.is_part()) {
+      store_part<Config>(params_.comm, place_before_, row_in_tile_, outputs, rows);
+    } else {
+      store_tile<Config>(params_, tile_before_, row_in_tile_, outputs, rows);
+    }
     tracer_.end();
     if (item_ >= 0) tracer_.begin(TraceKind::compute, item_);
   }
@@ -342,6 +370,7 @@ class ConsumerTiles {
   ItemCursor cursor_;
   int item_ = -1, item_before_ = -1;
   QueryTile tile_{}, tile_before_{};
+  PartPlace place_, place_before_;
 };
 
 // What the producer's warpgroup gives back of its registers, the consumers get.
@@ -380,6 +409,10 @@ __device__ __forceinline__ void run_compute_cta(const RankLaunch& launch, const 
     ptx::setmaxnreg_inc<Registers::CONSUMER>();
     ConsumerTiles<Config, Params, Storage> tiles(params, smem, warpgroup);
     AttentionConsumer<Config>(smem.attention, warpgroup, params.scale_log2, params.negate).run(tiles);
+    if constexpr (!IsPacked<Params>) {
+      const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+      join_tiles<Config>(params, warp, num_ctas);
+    }
   }
 }
 

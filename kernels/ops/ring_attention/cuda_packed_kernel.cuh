@@ -18,6 +18,15 @@ template <IsPacked Params>
 __device__ __forceinline__ const CUtensorMap* query_map(const Params& params) {
   return params.maps[PACKED_Q];
 }
+// Whole tiles: the staging memory, where parts would wait, has the table of rows.
+template <IsPacked Params>
+__device__ __forceinline__ int num_items(const Params& params) {
+  return params.tiles.size();
+}
+template <IsPacked Params>
+__device__ __forceinline__ QueryItem item_at(const Params&, int item) {
+  return {item, 0, 1, -1, -1};
+}
 template <class Config, IsPacked Params>
 __device__ __forceinline__ auto key_walk(const Params& params, const QueryTile& tile) {
   return PackedKeyWalk(params.tiles.slices, key_order(params), params.comm.rank, Config::BLOCK_N,

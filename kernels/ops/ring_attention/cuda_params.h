@@ -6,6 +6,7 @@
 
 #include "kernels/device/rank_comm.h"
 #include "kernels/ops/ring_attention/cuda_blocks.h"
+#include "kernels/ops/ring_attention/cuda_query_items.h"
 #include "kernels/ops/ring_attention/network_panels.h"
 
 namespace mk::ring_attention {
@@ -19,6 +20,7 @@ struct CudaParamsOf {
   CUtensorMap map_k;
   CUtensorMap map_v;
   QueryTiles tiles;
+  QueryItems items;
   Panels panels;
   int num_push_ctas;  // the last ones that compute, until they have pushed everything
   int dim;

@@ -2,6 +2,8 @@
 // kernels/ptx/warp.cuh on the host: named barriers, what goes to shared memory, the time.
 #pragma once
 
+#include <cmath>
+
 #include "kernels/ptx/mbarrier.cuh"
 
 namespace mk::ptx {
@@ -28,6 +30,8 @@ inline uint4 ld_shared_v4(uint32_t smem_address) {
   std::memcpy(&value, smem_pointer(smem_address), sizeof value);
   return value;
 }
+
+inline float ex2_approx(float x) { return std::exp2(x); }
 
 inline uint64_t globaltimer() {
   return static_cast<uint64_t>(
