@@ -168,10 +168,12 @@ inline bool has_gradients(const AttentionCase& attention) {
 // Of those that run on GPUs.
 inline std::deque<AttentionProblem> make_gpu_problems(std::vector<AttentionCase> cases) {
   std::erase_if(cases, [](const AttentionCase& attention) { return !runs_on_gpu(attention); });
-  // Keys are there twice, or next to their like, and their shares of dq cancel out.
+  // Keys are there twice, or next to their like, or are almost all that a query sees, and their shares of dq
+  // and dk cancel out.
   for (AttentionCase& attention : cases) {
-    attention.rounded_factors =
-        attention.numbers == mk::test::Numbers::large || attention.numbers == mk::test::Numbers::rising;
+    attention.rounded_factors = attention.numbers == mk::test::Numbers::large ||
+                                attention.numbers == mk::test::Numbers::rising ||
+                                attention.numbers == mk::test::Numbers::masked;
   }
   // Tiles of queries in turn, since of a small case the plan would always choose the same; not those that some
   // cases want of the host.

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: MIT
 // Ring attention and its gradients between GPUs through the C interface, and on one: outputs against float64
 // loops over the whole sequence, poisoned before, receive areas full of NaN; the same bits from many runs;
-// replays of a captured launch with other inputs.
+// replays of a captured launch with other inputs; a rank that is late, and one that aborts instead of
+// launching.
 //
 //   attention_test [--ranks N] [--quick]
 #include <deque>
 
+#include "absent_rank.h"
 #include "attention_packed.h"
 
 namespace {
@@ -14,6 +16,17 @@ using namespace operators;
 using mk::test::Numbers;
 
 Tally tally;
+
+AttentionCase long_case(mk_causal_t causal, int dim) {
+  AttentionCase attention;
+  attention.seq = 2600;
+  attention.heads = 2;
+  attention.kv_heads = 1;
+  attention.causal = causal;
+  attention.dim = dim;
+  attention.seed = 3000 + dim;
+  return attention;
+}
 
 // Tiles, blocks, runs and heads of every kind.
 std::vector<AttentionCase> device_cases(bool quick) {
@@ -49,6 +62,17 @@ std::vector<AttentionCase> device_cases(bool quick) {
       attention.heads = 2;
       attention.softmax_scale = numbers == Numbers::large ? 0.5f : 1;
     }
+  }
+  // Few tiles that see many keys, which are cut.
+  for (const mk_causal_t causal : {MK_CAUSAL_NONE, MK_CAUSAL_CONTIGUOUS, MK_CAUSAL_ZIGZAG}) {
+    if (quick && causal != MK_CAUSAL_ZIGZAG) continue;
+    for (const int dim : {64, 128}) cases.push_back(long_case(causal, dim));
+  }
+  for (const Numbers numbers : {Numbers::large, Numbers::rising, Numbers::masked}) {
+    if (quick) continue;
+    AttentionCase& attention = cases.emplace_back(long_case(MK_CAUSAL_NONE, 128));
+    attention.numbers = numbers;
+    attention.softmax_scale = numbers == Numbers::large ? 0.5f : 1;
   }
   return cases;
 }
@@ -90,6 +114,20 @@ void run_packed(Seat& seat, Watchdog& watchdog, int rank, int nranks, const std:
   run_case<Direction>(seat, alike[1], false);
 }
 
+// The others have tiles that are cut, and parts of them that never get their keys.
+template <class Direction>
+void run_without_last(Rank& rank, const mk::test::RankJob& job, const AttentionProblem& problem,
+                      Watchdog& watchdog) {
+  Seat seat(job, rank.rank, rank.comm, rank.stream);
+  AttentionLaunch launch(seat.session, problem);
+  DeviceTensors tensors(problem.attention, rows_of(problem, seat), seat.stream);
+  run_absent(
+      rank, tally, watchdog, Direction::NAME, [&] { run_case<Direction>(seat, problem, false); },
+      [&] { return Direction::call(seat, arguments_on<Direction>(launch, tensors)); });
+  const auto& failures = seat.session.failures();
+  tally.check(failures.empty(), failures.empty() ? "" : "a late rank: " + failures.back());
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -106,6 +144,7 @@ int main(int argc, char** argv) {
     alike[at].seed = 50 + at;
   }
   const std::deque<AttentionProblem> replayed = mk::test::make_problems(alike);
+  const std::deque<AttentionProblem> cut = mk::test::make_problems({long_case(MK_CAUSAL_ZIGZAG, 128)});
   mk::test::RankJob all, one;
   all.node_of_rank.assign(static_cast<size_t>(options.nranks), 0);
   one.node_of_rank.assign(1, 0);
@@ -118,6 +157,7 @@ int main(int argc, char** argv) {
     Seat seat(all, rank.rank, rank.comm, rank.stream);
     run_all(seat, watchdog, rank.rank, together, "together");
     run_same_bits<Forward>(seat, tally, watchdog, rank.rank, replayed[0], options.quick ? 20 : 200);
+    run_same_bits<Forward>(seat, tally, watchdog, rank.rank, cut[0], options.quick ? 20 : 200);
     run_same_bits<Backward>(seat, tally, watchdog, rank.rank, replayed[0], options.quick ? 20 : 200);
     run_replays<Forward>(seat, tally, watchdog, rank.rank, replayed);
     run_replays<Backward>(seat, tally, watchdog, rank.rank, replayed);
@@ -125,5 +165,9 @@ int main(int argc, char** argv) {
     run_packed<Backward>(seat, watchdog, rank.rank, options.nranks, packed, options.quick);
     watchdog.stage(rank.rank, "ending", 60, rank.comm);
   });
+  run_impatient_ranks(options.nranks,
+                      [&](Rank& rank) { run_without_last<Forward>(rank, all, cut[0], watchdog); });
+  run_impatient_ranks(options.nranks,
+                      [&](Rank& rank) { run_without_last<Backward>(rank, all, cut[0], watchdog); });
   return tally.finish();
 }

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
 // The mixture-of-experts operators on GPUs, against plain loops on the host: exact on integers, records and
 // all; the same bits when repeated; graphs whose topk_idx changes between replays; errors that only the data
-// show.
+// show; a rank that is late, and one that aborts instead of launching.
 //
 //   operators_moe_test [--ranks N] [--quick]
 #include <deque>
 
+#include "absent_rank.h"
 #include "moe_layer.h"
 
 namespace {
@@ -163,6 +164,22 @@ void run_data_errors(Rank& rank, const std::deque<MoeProblem>& problems, Watchdo
   rank.meet();
 }
 
+void run_without_last(Rank& rank, const MoeProblem& problem, bool combines, Watchdog& watchdog) {
+  MoeLayer layer(rank, rank.comm, rank.nranks, problem, problem.capacity());
+  const mk_moe_maxima_t maxima = layer.maxima();
+  require(mk_moe_dispatch_gemm_prepare(rank.comm, &maxima), "mk_moe_dispatch_gemm_prepare", rank.comm);
+  const auto checked = [&] {
+    layer.poison();
+    require(layer.dispatch(), "mk_moe_dispatch_gemm", rank.comm);
+    require(layer.combine(), "mk_moe_gemm_combine", rank.comm);
+    rank.synchronize();
+    check(tally, rank, problem, "dispatch, a late rank", layer.wrong_dispatch());
+    check(tally, rank, problem, "combine, a late rank", layer.wrong_combine());
+  };
+  run_absent(rank, tally, watchdog, combines ? "mk_moe_gemm_combine" : "mk_moe_dispatch_gemm", checked,
+             [&] { return combines ? layer.combine() : layer.dispatch(); });
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -202,5 +219,9 @@ int main(int argc, char** argv) {
     for (const MoeProblem& problem : alone) run_layer(rank, rank.alone, 1, problem, watchdog);
     watchdog.stage(rank.rank, "leaving", 60, rank.comm);
   });
+  for (const bool combines : {false, true}) {
+    run_impatient_ranks(nranks,
+                        [&](Rank& rank) { run_without_last(rank, replay_problems[0], combines, watchdog); });
+  }
   return tally.finish();
 }
