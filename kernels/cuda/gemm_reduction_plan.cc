@@ -276,8 +276,7 @@ namespace {
 // CTAs that sum what others of the node compute for owners elsewhere, of `num_sms`. The tile is chosen
 // without regard to them: not all ranks have as much to sum, and a rank's k is its own.
 int choose_reduce_ctas(const GemmCall& call, const TopologyView& nodes, int num_sms, const RankGemmPlan& to) {
-  constexpr double BYTES_PER_US_OF_CTA = 60e3;   // read and written; three suffice for 400 Gb/s
-  constexpr double NETWORK_BYTES_PER_US = 50e3;  // beyond which nothing is gained: 400 Gb/s
+  constexpr double BYTES_PER_US_OF_CTA = 60e3;  // read and written; three suffice for 400 Gb/s
   constexpr int MAX_REDUCE_CTAS = 32;
   const int num_local = nodes.local_nranks();
   const int num_relayed = make_rank_order(nodes).num_relayed;
@@ -286,7 +285,7 @@ int choose_reduce_ctas(const GemmCall& call, const TopologyView& nodes, int num_
   const double sum_bytes = static_cast<double>(num_relayed) *
                            static_cast<double>(ceil_div(call.m, nodes.nranks) * call.n) *
                            element_bytes(call.comm_dtype);
-  // They come while the product works for owners elsewhere.
+  // They come while the product works for owners elsewhere; faster than the network nothing is gained.
   const double far_share = 1.0 - static_cast<double>(num_local) / nodes.nranks;
   const double us = std::max({1.0, product_us_of(call, to) * far_share, sum_bytes / NETWORK_BYTES_PER_US});
   double bytes = sum_bytes * (num_local + 1);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/cuda/link_rates.h"
 #include "kernels/cuda/rank_gemm_plan.h"
 #include "kernels/gemm/gemm_plan.h"
 #include "kernels/ops/moe_routing/plan.h"
@@ -241,7 +242,6 @@ int choose_push_ctas(const MoeCall& call, int nranks, int num_nodes, int local_r
 // experts is through, 1 - (1 - y)^k of the tokens with k rows in a node have had to travel.
 int choose_split(const MoeCall& call, int nranks, int num_nodes, int experts_per_rank, int64_t token_bytes,
                  double memory_bytes_per_us) {
-  constexpr double NIC_BYTES_PER_US = 50e3;
   constexpr double PART_FOR_WEIGHTS = 0.75;  // of the memory's rate, beside rows that travel
   const double expert_bytes = 2 * static_cast<double>(call.hidden * call.inter);
   const double weights_us = expert_bytes / (PART_FOR_WEIGHTS * memory_bytes_per_us);
@@ -255,7 +255,7 @@ int choose_split(const MoeCall& call, int nranks, int num_nodes, int experts_per
   const double goes_there = part_that_goes_there(call, num_nodes);
   const double rows_there = std::max(1.0, call.topk / (num_nodes * goes_there));
   const double network_us =
-      tokens * (num_nodes - 1) * goes_there * static_cast<double>(token_bytes) / NIC_BYTES_PER_US;
+      tokens * (num_nodes - 1) * goes_there * static_cast<double>(token_bytes) / NETWORK_BYTES_PER_US;
   // Where that is most: y where what has to travel grows as slowly as the product.
   const double rest = std::pow(std::min(1.0, all_us / (rows_there * network_us)), 1 / (rows_there - 1));
   const double behind_us = network_us * (1 - std::pow(rest, rows_there)) - (1 - rest) * all_us;

@@ -14,6 +14,8 @@ namespace {
 
 // Together are handed out as many tiles as this many for each CTA.
 constexpr int JOINT_TILES_PER_CTA = 4;
+// For so many times as long as a tile has keys of its own rank, all others' may travel.
+constexpr double MOST_TRAVEL = 1.25;
 // Of more tiles than that for each CTA, what whole ones leave idle is not worth it.
 constexpr int MOST_TILES_PER_CTA = 24;
 // No part is longer than this many times what is then left for each CTA to do,
@@ -167,8 +169,8 @@ class Planner {
   double sum_us_ = 0, longest_us_ = 0;
 };
 
-// Where all keys travel for longer than a tile has those of its own rank, the first tiles are taken head by
-// head, as keys arrive.
+// Where keys travel for longer than a tile has those of its own rank, and some, the first tiles are taken head
+// by head, as keys arrive.
 int choose_joint_heads(const QueryItemsShape& shape, const QueryTiles& tiles) {
   const int64_t heads = int64_t{tiles.batch} * tiles.kv_heads;
   const CudaSlices& slices = tiles.slices;
@@ -176,7 +178,7 @@ int choose_joint_heads(const QueryItemsShape& shape, const QueryTiles& tiles) {
   const int64_t tiles_of_head = int64_t{tiles.tiles_of_head()} * (tiles.heads / tiles.kv_heads);
   const auto heads_of = [&](int64_t num_tiles) { return (num_tiles + tiles_of_head - 1) / tiles_of_head; };
   const double own_us = tile_us(shape.tile, blocks_of(shape, tiles, tiles.at(0)), true) / slices.nranks;
-  const int64_t in_turn = shape.late_us > own_us ? heads_of(shape.num_ctas) : 0;
+  const int64_t in_turn = shape.keys_us > MOST_TRAVEL * own_us ? heads_of(shape.num_ctas) : 0;
   const int64_t wanted = heads_of(int64_t{JOINT_TILES_PER_CTA} * shape.num_ctas);
   return static_cast<int>(std::max<int64_t>(1, std::min(wanted, heads - in_turn)));
 }

@@ -26,6 +26,7 @@ struct QueryItemsShape {
   // CTAs of these that come so much later, as long as they push.
   int num_late_ctas;
   double late_us;
+  double keys_us;         // until all ranks' keys are there
   int64_t staging_bytes;  // for parts
   int most_cuts;          // tiles that there are counters for
 };

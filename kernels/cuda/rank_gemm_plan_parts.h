@@ -6,14 +6,13 @@
 #include <cstdint>
 #include <span>
 
+#include "kernels/cuda/link_rates.h"
 #include "kernels/cuda/rank_gemm_plan.h"
 
 namespace mk {
 
 // Chunks of gathered rows are as high as the highest tile, so that they do not depend on a rank's own choice.
 constexpr int CHUNK_ROWS = 128;
-// All 18 NVLinks of a GPU, to one peer.
-constexpr double LINK_BYTES_PER_US = 363e3;
 // What tiles cut along k take of the predicted time where warpgroups take turns.
 constexpr double PING_PONG_CUT_FACTOR = 1.15;
 

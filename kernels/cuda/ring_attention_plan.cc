@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 
+#include "kernels/cuda/link_rates.h"
 #include "kernels/cuda/query_items_plan.h"
 #include "kernels/device/rank_comm.h"
 #include "kernels/operator_names.h"
@@ -16,8 +17,7 @@ namespace mk {
 namespace ring_attention {
 namespace {
 
-// What MOST_PUSH_CTAS fill a link with. What they push, they push sooner; the work is the same.
-constexpr double LINK_BYTES_PER_US = 370e3;
+// CTAs whose pushes fill a link. What they push, they push sooner; the work is the same.
 constexpr int MOST_PUSH_CTAS = 10;
 // Fewer bytes than this are not worth another CTA.
 constexpr int64_t LEAST_BYTES_PER_PUSH_CTA = 1 << 20;
@@ -408,10 +408,13 @@ Result<RingAttentionPlan> ring_attention_plan(const RingAttentionCall& call, int
   const int most = call.tuning.compute_ctas > 0 ? std::min(num_sms, call.tuning.compute_ctas) : num_sms;
   int64_t num_items = num_tiles;
   if (!is_packed) {
+    const double push_us = static_cast<double>(pushed) / LINK_BYTES_PER_US;
+    const double network_us = static_cast<double>(plan.plan.network_bytes) / NETWORK_BYTES_PER_US;
     const QueryItemsShape shape = {tile,
                                    most,
                                    std::min(plan.num_push_ctas, most),
-                                   static_cast<double>(pushed) / LINK_BYTES_PER_US,
+                                   push_us,
+                                   std::max(push_us, network_us),
                                    staging_bytes,
                                    STAGING_FLAGS_BYTES / sizeof(uint32_t)};
     plan.items = plan_query_items(shape, &plan.tiles);

@@ -313,6 +313,17 @@ TEST_CASE("CTAs of a launch between nodes, and arenas that serve smaller calls")
   CHECK(apart->num_forward_ctas == 0);
 }
 
+TEST_CASE("causal tiles stay in turn where keys come over the network, later than inside a node") {
+  RingAttentionCall call = make_call(16384, MK_CAUSAL_ZIGZAG);
+  call.batch = 1;
+  call.heads = call.kv_heads = 8;
+  auto inside = ring_attention_plan(call, 0, 2, NUM_SMS);
+  auto between = planned(call, {0, 1}, 0);
+  REQUIRE((inside.ok() && between.ok()));
+  CHECK(inside->tiles.joint_heads == 8);
+  CHECK(between->tiles.joint_heads < 8);
+}
+
 TEST_CASE("what cannot run between nodes is refused in words") {
   const auto sentence = [](const RingAttentionCall& call, int num_sms) {
     auto plan = planned(call, {0, 0, 1, 1}, 0, num_sms);

@@ -277,7 +277,7 @@ TEST_CASE("causal tiles are handed out together where keys are there in time") {
     return plan->tiles.joint_heads;
   };
   CHECK(joint_heads(8192, 1) == 8);
-  CHECK(joint_heads(16384, 2) == 8);  // all keys come in 91 us, and a tile has those of its own for 92
+  CHECK(joint_heads(16384, 2) == 8);  // all keys come in 92 us, and a tile has those of its own for 92
   CHECK(joint_heads(32768, 4) == 5);  // in 272 us: the first heads, which all CTAs begin with, one by one
 }
 
