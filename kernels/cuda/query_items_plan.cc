@@ -191,6 +191,10 @@ int blocks_before(const CudaSlices& slices, int64_t end, int block_n) {
   return static_cast<int>(whole) * blocks_of(slices.slice_rows) + blocks_of(end - whole * slices.slice_rows);
 }
 
+double items_us(const QueryItemsShape& shape, const QueryTiles& tiles, const QueryItems& items) {
+  return Planner(shape, tiles).us_of(items);
+}
+
 QueryItems plan_query_items(const QueryItemsShape& shape, QueryTiles* tiles) {
   tiles->joint_heads = 1;
   QueryItems best = whole_items(tiles->size());

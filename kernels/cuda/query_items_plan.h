@@ -31,7 +31,9 @@ struct QueryItemsShape {
   int most_cuts;          // tiles that there are counters for
 };
 
-// Sets how many heads of `tiles` are handed out together. Takes less than a millisecond.
+// How long CTAs take that take one item after the other, by a simulation; with tiles that are cut joined.
+double items_us(const QueryItemsShape& shape, const QueryTiles& tiles, const QueryItems& items);
+// Sets how many heads of `tiles` are handed out together. Simulates a few ways: too long for every call.
 QueryItems plan_query_items(const QueryItemsShape& shape, QueryTiles* tiles);
 
 }  // namespace mk::ring_attention

@@ -110,7 +110,8 @@ double predicted_us(const RingAttentionCall& call, const CudaSlices& slices, int
     longest_us = std::max(longest_us, tile_us(tile, most_keys / tile.block_n + 0.5, has_masks));
   }
   if (num_tiles == 0) return 0;
-  // Tiles alike come in waves, or the last are cut; others fill up what is left, but for half of the longest.
+  // Tiles alike come in waves, or the last are cut, which costs as much again as joining them; others fill up
+  // what is left, but for half of the longest.
   if (!slices.causal) {
     const double us = std::ceil(num_tiles / num_sms) * (sum_us / num_tiles);
     return call.num_sequences > 0 ? us : std::min(us, sum_us / num_sms + 2 * JOIN_US);

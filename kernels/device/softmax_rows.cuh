@@ -5,6 +5,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <cmath>
 #include <cstdint>
 #include <type_traits>
 
@@ -28,5 +29,12 @@ struct SoftmaxRows {
   float maximum[2];
   float sum[2];  // of this thread's part of the weights
 };
+
+// Of a row's logits. -inf where it sees nothing, or logits of -inf only. scale_log2: of the logits, times
+// log2(e).
+__device__ __forceinline__ float row_lse(float maximum, float sum, float scale_log2) {
+  constexpr float LN2 = 0.693147180559945309f;
+  return maximum == -INFINITY ? -INFINITY : maximum * (scale_log2 * LN2) + logf(sum);
+}
 
 }  // namespace mk

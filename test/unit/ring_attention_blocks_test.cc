@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: MIT
 // How ring attention is cut up on GPUs, against what schedule.h says of positions and of who sees what.
 #include <algorithm>
+#include <cmath>
 #include <random>
 #include <set>
 #include <tuple>
 #include <vector>
 
 #include "../support/catch.h"
+#include "kernels/cuda/link_rates.h"
 #include "kernels/cuda/query_items_plan.h"
 #include "kernels/cuda/ring_attention_plan.h"
 #include "kernels/device/rank_comm.h"
@@ -279,6 +281,70 @@ TEST_CASE("causal tiles are handed out together where keys are there in time") {
   CHECK(joint_heads(8192, 1) == 8);
   CHECK(joint_heads(16384, 2) == 8);  // all keys come in 92 us, and a tile has those of its own for 92
   CHECK(joint_heads(32768, 4) == 5);  // in 272 us: the first heads, which all CTAs begin with, one by one
+}
+
+// What docs/decisions/014 and docs/experiments/attention.md say that the plan's simulation says.
+TEST_CASE("launches as the plan simulates them: tiles whole and head by head, and as planned") {
+  struct Shape {
+    int nranks;
+    int batch, heads;
+    int64_t seq;
+    mk_causal_t causal;
+    double before_us;  // whole tiles, head by head
+    double of_ideal;   // before_us, relative to what all CTAs together need
+    double planned;    // as planned, relative to before_us
+  };
+  const Shape shapes[] = {{1, 1, 8, 8192, MK_CAUSAL_CONTIGUOUS, 229.5, 1.23, 0.81},
+                          {1, 1, 16, 4096, MK_CAUSAL_CONTIGUOUS, 123.7, 1.265, 0.8},
+                          {1, 4, 16, 6144, MK_CAUSAL_CONTIGUOUS, 888.2, 1.04, 0.965},
+                          {1, 1, 1, 4096, MK_CAUSAL_NONE, 47.36, 4.125, 0.593},
+                          {1, 4, 16, 6144, MK_CAUSAL_NONE, 1685.8, 1.03, 0.986},
+                          {1, 4, 16, 3072, MK_CAUSAL_NONE, 431.0, 1.03, 1},
+                          {1, 1, 8, 2048, MK_CAUSAL_NONE, 24.48, 1.03, 1},
+                          {2, 1, 8, 16384, MK_CAUSAL_ZIGZAG, 415.4, 1.13, 0.89},
+                          {2, 1, 8, 32768, MK_CAUSAL_ZIGZAG, 1482.8, 1.026, 0.984},
+                          {2, 4, 16, 12288, MK_CAUSAL_ZIGZAG, 1735.5, 1.04, 0.97},
+                          {2, 4, 16, 24576, MK_CAUSAL_ZIGZAG, 6631.4, 1.014, 0.993},
+                          {2, 4, 16, 12288, MK_CAUSAL_NONE, 3333.1, 1.018, 0.992},
+                          {2, 4, 16, 24576, MK_CAUSAL_NONE, 12979.5, 1.003, 1},
+                          {4, 1, 8, 32768, MK_CAUSAL_ZIGZAG, 805.9, 1.105, 0.934},
+                          {4, 4, 16, 6144, MK_CAUSAL_ZIGZAG, 275.6, 1.20, 0.874},
+                          {4, 4, 16, 12288, MK_CAUSAL_ZIGZAG, 940.8, 1.098, 0.92},
+                          {4, 4, 16, 24576, MK_CAUSAL_ZIGZAG, 3423.5, 1.034, 0.97},
+                          {4, 4, 16, 12288, MK_CAUSAL_NONE, 1805.4, 1.076, 0.942},
+                          {4, 4, 16, 24576, MK_CAUSAL_NONE, 6627.8, 1.012, 1},
+                          {8, 1, 8, 65536, MK_CAUSAL_ZIGZAG, 1703.8, 1.172, 0.867}};
+  for (const Shape& shape : shapes) {
+    RingAttentionCall call;
+    call.op = MK_OPERATOR_RING_ATTENTION;
+    call.batch = shape.batch;
+    call.heads = call.kv_heads = shape.heads;
+    call.dim = 128;
+    call.seq = shape.seq;
+    call.causal = shape.causal;
+    const auto plan = ring_attention_plan(call, 0, shape.nranks, 132);
+    REQUIRE(plan.ok());
+    const double push_us = static_cast<double>(plan.value().plan.link_bytes) / LINK_BYTES_PER_US;
+    const CudaTile& tile = CUDA_TILES[plan.value().tile];
+    const QueryItemsShape items_shape = {tile, 132, plan.value().num_push_ctas, push_us, push_us, 0, 0};
+    QueryTiles in_turn = plan.value().tiles;
+    in_turn.joint_heads = 1;
+    double sum_us = plan.value().num_push_ctas * push_us;
+    for (int at = 0; at < in_turn.size(); ++at) {
+      const QueryTile queries = in_turn.at(at);
+      const bool causal = shape.causal != MK_CAUSAL_NONE;
+      const int64_t end = causal ? queries.position + queries.num_rows : shape.seq;
+      sum_us += tile_us(tile, blocks_before(in_turn.slices, end, tile.block_n), causal);
+    }
+    const double before_us = items_us(items_shape, in_turn, whole_items(in_turn.size()));
+    const double planned_us = items_us(items_shape, plan.value().tiles, plan.value().items);
+    INFO(shape.nranks << " ranks, batch " << shape.batch << ", heads " << shape.heads << ", seq " << shape.seq
+                      << ", causal " << shape.causal << ": " << before_us << " us, " << before_us / sum_us * 132
+                      << " of ideal, planned " << planned_us / before_us);
+    CHECK(std::abs(before_us / shape.before_us - 1) < 0.001);
+    CHECK(std::abs(before_us / sum_us * 132 - shape.of_ideal) < 0.006);
+    CHECK(std::abs(planned_us / before_us - shape.planned) < 0.006);
+  }
 }
 
 TEST_CASE("panels hold every block once, each with a place and a flag of its own, and go to who needs them") {

@@ -280,7 +280,6 @@ __device__ __forceinline__ void store_tile(const Params& params, const QueryTile
                                            const float (&outputs)[Config::HEAD_DIM / 2],
                                            const SoftmaxRows& rows) {
   using Element = typename Config::Element;
-  constexpr float LN2 = 0.693147180559945309f;
   const int lane = threadIdx.x % 4;
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
@@ -308,7 +307,7 @@ __device__ __forceinline__ void store_tile(const Params& params, const QueryTile
     if (params.lse != nullptr && is_row && lane == 0) {
       const int64_t head = int64_t{tile.batch} * params.tiles.heads + tile.head;
       params.lse[head * params.lse_rows + tile.row + at] =
-          is_none ? -INFINITY : rows.maximum[row] * (params.scale_log2 * LN2) + logf(rows.sum[row]);
+          row_lse(rows.maximum[row], rows.sum[row], params.scale_log2);
     }
   }
 }

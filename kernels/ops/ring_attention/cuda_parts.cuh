@@ -4,8 +4,6 @@
 // part are there, and each time it has joined some rows of all; the last puts it back to 0.
 #pragma once
 
-#include <cmath>
-
 #include "kernels/device/rank_comm.h"
 #include "kernels/device/softmax_rows.cuh"
 #include "kernels/device/trace.cuh"
@@ -76,7 +74,6 @@ template <class Config, class Params>
 __device__ __forceinline__ void join_rows(const Params& params, const QueryItem& first, const QueryTile& tile,
                                           int row) {
   constexpr int COLUMNS = Config::HEAD_DIM / 32;
-  constexpr float LN2 = 0.693147180559945309f;
   constexpr PartPlaces places = PART_PLACES<Config>;
   struct alignas(4 * COLUMNS) Columns {
     float at[COLUMNS];
@@ -141,8 +138,7 @@ __device__ __forceinline__ void join_rows(const Params& params, const QueryItem&
   }
   if (params.lse != nullptr && has_row && row + lane < tile.num_rows) {
     const int64_t head = int64_t{tile.batch} * params.tiles.heads + tile.head;
-    params.lse[head * params.lse_rows + tile.row + row + lane] =
-        is_none ? -INFINITY : maximum * (params.scale_log2 * LN2) + logf(sum);
+    params.lse[head * params.lse_rows + tile.row + row + lane] = row_lse(maximum, sum, params.scale_log2);
   }
 }
 
