@@ -24,12 +24,15 @@ constexpr double MOST_OF_REST = 2;
 constexpr double LEAST_OF_ALL[] = {0.01, 0.02, 0.04};
 constexpr int LEAST_BLOCKS = 4;
 // What a part costs more than that much of a whole tile: its outputs are fp32.
-constexpr double PART_US = 1.0;
+constexpr double PART_US = 2.5;
 // All warps of a CTA together join half a tile at a time, which takes that long.
 constexpr double JOINS_A_CTA = 2;
 constexpr double JOIN_ROUND_US = 4.0;
-// What is estimated to be only so much shorter is not worth it.
+// What is estimated to be only so much shorter is not worth it: another order; cut tiles; cut tiles where keys
+// travel, of which the estimate was 5 % short.
 constexpr double LEAST_GAIN = 0.005;
+constexpr double LEAST_GAIN_OF_CUTS = 0.01;
+constexpr double LEAST_GAIN_OF_CUTS_BETWEEN_RANKS = 0.03;
 
 struct Stretch {
   int num_tiles;
@@ -200,9 +203,9 @@ QueryItems plan_query_items(const QueryItemsShape& shape, QueryTiles* tiles) {
   QueryItems best = whole_items(tiles->size());
   if (best.num_items == 0) return best;
   double best_us = 0;
-  const auto consider = [&](const Planner& planner, const QueryItems& items) {
+  const auto consider = [&](const Planner& planner, const QueryItems& items, double least_gain) {
     const double us = planner.us_of(items);
-    if (best_us > 0 && us > (1 - LEAST_GAIN) * best_us) return;
+    if (best_us > 0 && us > (1 - least_gain) * best_us) return;
     best_us = us;
     best = items;
   };
@@ -212,14 +215,17 @@ QueryItems plan_query_items(const QueryItemsShape& shape, QueryTiles* tiles) {
     return best;
   }
   const Planner in_turn(shape, *tiles);
-  consider(in_turn, in_turn.whole());
+  consider(in_turn, in_turn.whole(), LEAST_GAIN);
   QueryTiles joint = *tiles;
   joint.joint_heads = joint_heads;
   const Planner together(shape, joint);
   const double in_turn_us = best_us;
-  if (joint_heads > 1) consider(together, together.whole());
+  if (joint_heads > 1) consider(together, together.whole(), LEAST_GAIN);
+  const double whole_us = best_us;
+  const double of_cuts = shape.num_late_ctas > 0 ? LEAST_GAIN_OF_CUTS_BETWEEN_RANKS : LEAST_GAIN_OF_CUTS;
   for (const double least : LEAST_OF_ALL) {
-    if (best_us > (1 + 2 * LEAST_GAIN) * together.ideal_us()) consider(together, together.cut(least));
+    if (whole_us * (1 - of_cuts) < together.ideal_us()) break;
+    consider(together, together.cut(least), best_us < whole_us ? LEAST_GAIN : of_cuts);
   }
   if (best_us < in_turn_us) *tiles = joint;
   return best;

@@ -11,11 +11,11 @@ namespace mk::ring_attention {
 
 // What a tile of queries takes on its SM, in us of an H200 under load (docs/experiments/attention.md).
 inline double tile_us(const CudaTile& tile, double blocks, bool has_masks) {
-  if (tile.head_dim == 128) return 1.6 + 1.43 * blocks;
+  if (tile.head_dim == 128) return 3.3 + 1.40 * blocks;
   return tile.block_m == 128 ? 2.0 + 1.19 * blocks : (has_masks ? 5.1 : 2.6) + 1.44 * blocks;
 }
 // From the last part of a tile to its outputs.
-constexpr double JOIN_US = 6.0;
+constexpr double JOIN_US = 9.0;
 
 // Blocks that a tile has whose last query sees all positions before `end`, all of them from the first.
 int blocks_before(const CudaSlices& slices, int64_t end, int block_n);
