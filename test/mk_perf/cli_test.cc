@@ -257,6 +257,20 @@ TEST_CASE("both modes in one run, B as [n, k], the host's time of a call, a part
   }
 }
 
+TEST_CASE("a call that takes the host longer than it may has failed") {
+  const auto run = [](const char* limit_us) {
+    return mk_perf(
+        with({"gemm_reduce_scatter", "-g", "2", "--only", "m=197", "--host-time", "--host-limit", limit_us},
+             kQuick));
+  };
+  // On the host executor a call only hands over its arguments; the operating system may still take a while.
+  CHECK(run("1000000").exit_code == 0);
+  const Outcome outcome = run("1");
+  INFO(outcome.err << outcome.out);
+  CHECK(outcome.exit_code == 1);
+  CHECK(contains(outcome.err + outcome.out, "us of the host's time in a call, expected at most 1"));
+}
+
 TEST_CASE("without the fusion, beside it: the product alone and what moves the data, one after the other") {
   const Folder folder;
   const std::string path = folder.path / "results.json";

@@ -81,15 +81,17 @@ TEST_CASE("defaults") {
 }
 
 TEST_CASE("what is measured beside the operator") {
-  const Options options =
-      parse({"gemm_allreduce", "--mode", "both", "--baseline", "nccl", "--nccl-library", "/a/libnccl.so",
-             "--cublaslt-library", "/b/libcublasLt.so", "--b-layout", "nk", "--host-time", "--unfused"});
+  const Options options = parse({"gemm_allreduce", "--mode", "both", "--baseline", "nccl", "--nccl-library",
+                                 "/a/libnccl.so", "--cublaslt-library", "/b/libcublasLt.so", "--b-layout", "nk",
+                                 "--host-time", "--host-limit", "25", "--unfused"});
   CHECK(options.modes == std::vector<Mode>{Mode::kIsolated, Mode::kBackToBack});
   CHECK(options.baseline == Baseline::kNccl);
   CHECK(options.nccl_path == "/a/libnccl.so");
   CHECK(options.cublaslt_path == "/b/libcublasLt.so");
   CHECK(options.b_layout == MK_LAYOUT_NK);
   CHECK(options.host_time);
+  CHECK(options.host_limit_us == 25);
+  CHECK(contains(refusal_of({"all", "--host-limit", "25"}), "--host-limit: expected --host-time with it"));
   CHECK(options.unfused);
   CHECK(parse({"all", "--baseline", "none"}).baseline == Baseline::kNone);
 }

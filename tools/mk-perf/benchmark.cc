@@ -149,6 +149,7 @@ class Benchmark {
     traces_->record([&] { fused.launch(); }, [this] { synchronize(); });
     check_baseline(op, shape, comparison.baseline_error());
     const std::optional<double> host_us = host_time_us(fused, track, output_.results[first].fused.median_us);
+    check_host_time(op, shape, host_us);
     std::optional<CheckResult> verdict;
     if (input_.options.check) verdict = agree(op, shape, check);
     for (size_t i = first; i < output_.results.size(); ++i) {
@@ -220,6 +221,18 @@ class Benchmark {
     if (!input_.options.host_time) return std::nullopt;
     const int calls = static_cast<int>(std::clamp(kHostTimeUs / std::max(launch_us, 1.0), 20.0, 1000.0));
     return measure_host_us(fused.candidate(true), track, calls);
+  }
+
+  void check_host_time(const Operator& op, const Shape& shape, const std::optional<double>& host_us) {
+    const int limit_us = input_.options.host_limit_us;
+    if (!host_us || limit_us == 0) return;
+    const double slowest_us = input_.group.maximum({*host_us})[0];
+    if (slowest_us <= limit_us) return;
+    char text[128];
+    std::snprintf(text, sizeof text, ": %.1f us of the host's time in a call, expected at most %d", slowest_us,
+                  limit_us);
+    output_.problems.push_back("check failed: " + std::string(op.name) + " " + shape.text() + text);
+    output_.all_passed = false;
   }
 
   // A wrong baseline is no baseline. Both results are rounded, and neither is further than its limit from the

@@ -60,7 +60,8 @@ cxxopts::Options command_line() {
       "warmup", "Launches before them", text("3"))(
       "mode", "isolated (meet, launch, wait), back-to-back (meet, launch many times, wait) or both",
       text("isolated"))("host-time", "The host's time in a call too: median of up to 1,000 on an idle stream")(
-      "json", "Write the results to this file too", text(""), "FILE")(
+      "host-limit", "With --host-time, microseconds beyond which a shape has failed (0: none)", text("0"),
+      "US")("json", "Write the results to this file too", text(""), "FILE")(
       "trace", "Launch each shape three times more and write what every rank did to this file, for Perfetto",
       text(""), "FILE")("id-file", "How ranks of a launcher find each other: a path on a folder that all share",
                         text(""), "FILE")(
@@ -173,6 +174,9 @@ Options interpret(const cxxopts::ParseResult& parsed) {
   options.symmetric = parsed.count("symmetric") > 0;
   options.unfused = parsed.count("unfused") > 0;
   options.host_time = parsed.count("host-time") > 0;
+  options.host_limit_us = integer(parsed, "host-limit", 0, 1000000);
+  if (options.host_limit_us > 0 && !options.host_time)
+    throw UsageError("--host-limit: expected --host-time with it, whose figure it limits");
   options.iterations = integer(parsed, "iters", 1, 1000000);
   options.warmup = integer(parsed, "warmup", 0, 1000000);
   options.modes = parse_modes(parsed["mode"].as<std::string>());

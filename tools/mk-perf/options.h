@@ -46,6 +46,7 @@ struct Options {
   bool symmetric = false;
   bool unfused = false;
   bool host_time = false;
+  int host_limit_us = 0;  // 0: none
   int iterations = 20;
   int warmup = 3;
   std::vector<Mode> modes = {Mode::kIsolated};
