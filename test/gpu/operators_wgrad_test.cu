@@ -279,5 +279,5 @@ int main(int argc, char** argv) {
   });
   std::printf("%d ranks on %d GPUs: %d passed, %d failed\n", nranks, num_devices, num_passed.load(),
               num_failed.load());
-  return num_failed > 0 ? 1 : 0;
+  return num_failed > 0 || num_passed == 0 ? 1 : 0;
 }
