@@ -61,7 +61,7 @@ bool fill_dispatch(moe_dispatch_gemm::CudaParams& params, const MoeCall& call, c
   for (int bank = 0; bank < 2; ++bank) {
     if (!encode_tensor_map(&params.map_rows[bank], gemm_type(call.dtype),
                            area + bank * comm.bank_bytes + plan.layout.rows(), call.capacity_rows, call.hidden,
-                           call.hidden, tile.block_m, GEMM_BLOCK_K)) {
+                           call.hidden, moe::expert_box_rows(tile.block_m), GEMM_BLOCK_K)) {
       return false;
     }
   }
@@ -136,8 +136,8 @@ bool fill_combine(moe_gemm_combine::CudaParams& params, const MoeCall& call, con
   params.layout = {plan.layout.counts_bytes, call.hidden * element_bytes(call.out_dtype)};
   const void* rows = call.x != nullptr ? call.x : area;
   const int64_t ld_rows = call.x != nullptr ? call.ldx : call.inter;
-  if (!encode_tensor_map(&params.map_rows, gemm_type(call.dtype), rows, 1, call.inter, ld_rows, tile.block_m,
-                         GEMM_BLOCK_K) ||
+  if (!encode_tensor_map(&params.map_rows, gemm_type(call.dtype), rows, 1, call.inter, ld_rows,
+                         moe::expert_box_rows(tile.block_m), GEMM_BLOCK_K) ||
       !encode_weights(&params.map_w, call, params.routing.num_experts(comm.rank), call.inter, call.hidden,
                       tile.block_n, area)) {
     return false;

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/gemm_type.h"
+#include "kernels/gemm/load_maps.h"
 #include "kernels/gemm/tensor_map.h"
 
 namespace mk {
@@ -14,26 +15,16 @@ bool has_b(const GemmCall& call) { return call.n > 0 && call.k > 0; }
 
 }  // namespace
 
-int a_box_rows(const GemmPlan& plan, int64_t rows) {
-  return static_cast<int>(std::min<int64_t>(plan.block_m, std::max<int64_t>(8, round_up(rows, 8))));
-}
-
-bool fill_load(const GemmCall& call, const GemmPlan& plan, int64_t a_rows, int64_t max_rows, int stage_bytes,
-               const void* any, LoadParams* load) {
+bool fill_load(const GemmCall& call, const GemmPlan& plan, int64_t a_rows, int64_t max_rows, const void* any,
+               LoadParams* load) {
   const GemmType type = gemm_type(call.dtype);
-  const int box_rows = a_box_rows(plan, max_rows);
   const int64_t lda = std::max<int64_t>(round_up(std::max(call.lda, call.k), 8), 8);
   const bool transposed = call.b_layout == MK_LAYOUT_NK;
   const int64_t ldb = std::max<int64_t>(round_up(std::max(call.ldb, transposed ? call.k : call.n), 8), 8);
-  load->stage_bytes = stage_bytes - (plan.block_m - box_rows) * GEMM_BLOCK_K * 2;
-  if (!encode_tensor_map(&load->map_a, type, has_a(call, a_rows) ? call.a : any, a_rows, call.k, lda, box_rows,
-                         GEMM_BLOCK_K)) {
-    return false;
-  }
-  const void* b = has_b(call) ? call.b : any;
-  const int b_box_rows = (transposed ? plan.block_n : GEMM_BLOCK_K) / (plan.in_pairs ? 2 : 1);
-  return transposed ? encode_tensor_map(&load->map_b, type, b, call.n, call.k, ldb, b_box_rows, GEMM_BLOCK_K)
-                    : encode_tensor_map(&load->map_b, type, b, call.k, call.n, ldb, b_box_rows, 64);
+  load->a_box_rows = stage_box_rows(max_rows, plan.block_m);
+  return encode_tensor_map(&load->map_a, type, has_a(call, a_rows) ? call.a : any, a_rows, call.k, lda,
+                           load->a_box_rows, GEMM_BLOCK_K) &&
+         encode_map_of_b(plan, type, has_b(call) ? call.b : any, call.n, call.k, ldb, transposed, load);
 }
 
 bool move_load(const GemmCall& call, int64_t a_rows, LoadParams* load) {

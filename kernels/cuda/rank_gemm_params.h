@@ -60,13 +60,10 @@ cudaError_t launch_kernel(const RankGemmKernel<Params>& kernel, const Params& pa
   return cudaLaunchKernelEx(&config, kernel.kernel, params);
 }
 
-// Rows of A that a box of TMA brings: no more than there are.
-int a_box_rows(const GemmPlan& plan, int64_t rows);
-
-// The maps of A and B and what they bring into a stage; false: no such map can be made. `any` is a valid
-// address for an operand without elements. `a_rows`: of this rank's; `max_rows`: of any rank's.
-bool fill_load(const GemmCall& call, const GemmPlan& plan, int64_t a_rows, int64_t max_rows, int stage_bytes,
-               const void* any, LoadParams* load);
+// The maps of A and B and their boxes; false: no such map can be made. `any` is a valid address for an operand
+// without elements. `a_rows`: of this rank's; `max_rows`: those that tiles share out, of any rank's.
+bool fill_load(const GemmCall& call, const GemmPlan& plan, int64_t a_rows, int64_t max_rows, const void* any,
+               LoadParams* load);
 // The same of a call with other addresses.
 bool move_load(const GemmCall& call, int64_t a_rows, LoadParams* load);
 

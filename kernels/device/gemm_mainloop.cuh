@@ -102,15 +102,16 @@ struct AIsReady {
 
 template <class Config>
 __device__ __forceinline__ void load_a_stage(MainloopStorage<Config>& smem, int stage, const CUtensorMap* map_a,
-                                             int m, int k) {
-  if constexpr (Config::A_TRANSPOSED) {
-#pragma unroll
-    for (int i = 0; i < Config::BLOCK_M / 64; ++i) {
-      ptx::cp_async_bulk_tensor_2d_shared_global(smem.a[stage] + i * 64 * 128, map_a, &smem.stage_full[stage],
-                                                 m + i * 64, k);
+                                             const StageBoxes& boxes, int m, int k) {
+  for (int i = 0; i < boxes.num; ++i) {
+    const int row = i * boxes.rows;
+    if constexpr (Config::A_TRANSPOSED) {
+      ptx::cp_async_bulk_tensor_2d_shared_global(smem.a[stage] + row * 128, map_a, &smem.stage_full[stage],
+                                                 m + row, k);
+    } else {
+      ptx::cp_async_bulk_tensor_2d_shared_global(smem.a[stage] + row * 128, map_a, &smem.stage_full[stage], k,
+                                                 m + row);
     }
-  } else {
-    ptx::cp_async_bulk_tensor_2d_shared_global(smem.a[stage], map_a, &smem.stage_full[stage], k, m);
   }
 }
 
@@ -118,7 +119,8 @@ __device__ __forceinline__ void load_a_stage(MainloopStorage<Config>& smem, int 
 // [K, N].
 template <class Config>
 __device__ __forceinline__ void load_b_half_stage(MainloopStorage<Config>& smem, int stage,
-                                                  const CUtensorMap* map_b, int n, int k) {
+                                                  const CUtensorMap* map_b, const StageBoxes& boxes, int n,
+                                                  int k) {
   constexpr int ROWS = (Config::B_TRANSPOSED ? Config::BLOCK_N : Config::BLOCK_K) / 2;
   static_assert(ROWS % 8 == 0);  // the swizzle's period
   uint64_t* full = &smem.stage_full[stage];
@@ -129,8 +131,7 @@ __device__ __forceinline__ void load_b_half_stage(MainloopStorage<Config>& smem,
     ptx::cp_async_bulk_tensor_2d_shared_global_multicast(smem.b[stage] + row * 128, map_b, full, k, n + row,
                                                          both);
   } else {
-#pragma unroll
-    for (int i = 0; i < (Config::BLOCK_N + 63) / 64; ++i) {
+    for (int i = 0; i < boxes.num; ++i) {
       ptx::cp_async_bulk_tensor_2d_shared_global_multicast(smem.b[stage] + (i * 64 + row) * 128, map_b, full,
                                                            n + i * 64, k + row, both);
     }
@@ -139,35 +140,45 @@ __device__ __forceinline__ void load_b_half_stage(MainloopStorage<Config>& smem,
 
 template <class Config>
 __device__ __forceinline__ void load_b_stage(MainloopStorage<Config>& smem, int stage, const CUtensorMap* map_b,
-                                             int n, int k) {
+                                             const StageBoxes& boxes, int n, int k) {
   uint64_t* full = &smem.stage_full[stage];
   if constexpr (Config::IN_PAIRS) {
-    load_b_half_stage<Config>(smem, stage, map_b, n, k);
-  } else if constexpr (Config::B_TRANSPOSED) {
-    ptx::cp_async_bulk_tensor_2d_shared_global(smem.b[stage], map_b, full, k, n);
-  } else {
-#pragma unroll
-    for (int i = 0; i < (Config::BLOCK_N + 63) / 64; ++i) {
-      ptx::cp_async_bulk_tensor_2d_shared_global(smem.b[stage] + i * 64 * 128, map_b, full, n + i * 64, k);
+    load_b_half_stage<Config>(smem, stage, map_b, boxes, n, k);
+    return;
+  }
+  for (int i = 0; i < boxes.num; ++i) {
+    const int row = i * boxes.rows;
+    if constexpr (Config::B_TRANSPOSED) {
+      ptx::cp_async_bulk_tensor_2d_shared_global(smem.b[stage] + row * 128, map_b, full, k, n + row);
+    } else {
+      ptx::cp_async_bulk_tensor_2d_shared_global(smem.b[stage] + row * 128, map_b, full, n + row, k);
     }
   }
 }
 
-// Producer, one thread. The CTA's rows of A begin at row `m` of `map_a`; `wait_for_a(k_step)` returns when A's
-// part for that step may be loaded (it ends with a fence.proxy.async if it polled a flag). B is asked for
-// first: it never waits.
+// Where a tile's rows of A are: from row `first` of `map` on, `left` of them.
+struct RowsOfA {
+  const CUtensorMap* map;
+  int first;
+  int left;
+};
+
+// Producer, one thread. `wait_for_a(k_step)` returns when A's part for that step may be loaded (it ends with a
+// fence.proxy.async if it polled a flag). B is asked for first: it never waits.
 template <class Config, class WaitForA>
 __device__ __forceinline__ void load_tile(MainloopStorage<Config>& smem,
                                           StageCursor<Config::NUM_STAGES>& cursor, const LoadParams& params,
-                                          const CUtensorMap* map_a, int m, const TileWork& work,
-                                          WaitForA&& wait_for_a) {
+                                          const RowsOfA& rows, const TileWork& work, WaitForA&& wait_for_a) {
   const int n = work.n_tile * Config::BLOCK_N;
+  const StageBoxes a_boxes = a_stage_boxes<Config>(params, rows.left);
+  const StageBoxes b_boxes = b_stage_boxes<Config>(params, n);
+  const uint32_t bytes = a_boxes.bytes() + b_boxes.bytes();
   for (int k_step = work.k_begin; k_step < work.k_end; ++k_step) {
     mbarrier_wait(&smem.stage_empty[cursor.stage], cursor.phase ^ 1);
-    ptx::mbarrier_arrive_expect_tx(&smem.stage_full[cursor.stage], params.stage_bytes);
-    load_b_stage<Config>(smem, cursor.stage, &params.map_b, n, k_step * Config::BLOCK_K);
+    ptx::mbarrier_arrive_expect_tx(&smem.stage_full[cursor.stage], bytes);
+    load_b_stage<Config>(smem, cursor.stage, &params.map_b, b_boxes, n, k_step * Config::BLOCK_K);
     wait_for_a(k_step);
-    load_a_stage<Config>(smem, cursor.stage, map_a, m, k_step * Config::BLOCK_K);
+    load_a_stage<Config>(smem, cursor.stage, rows.map, a_boxes, rows.first, k_step * Config::BLOCK_K);
     cursor.advance();
   }
 }
@@ -177,22 +188,26 @@ __device__ __forceinline__ void load_tile(MainloopStorage<Config>& smem,
 template <class Config, class WaitForA>
 __device__ __forceinline__ void load_first_tile(MainloopStorage<Config>& smem,
                                                 StageCursor<Config::NUM_STAGES>& cursor,
-                                                const LoadParams& params, const CUtensorMap* map_a, int m,
+                                                const LoadParams& params, const RowsOfA& rows,
                                                 const TileWork& work, WaitForA&& wait_for_a) {
+  const int n = work.n_tile * Config::BLOCK_N;
+  const StageBoxes a_boxes = a_stage_boxes<Config>(params, rows.left);
+  const StageBoxes b_boxes = b_stage_boxes<Config>(params, n);
+  const uint32_t bytes = a_boxes.bytes() + b_boxes.bytes();
   TileWork rest = work;
   rest.k_begin =
       work.k_end - work.k_begin < Config::NUM_STAGES ? work.k_end : work.k_begin + Config::NUM_STAGES;
   for (int k_step = work.k_begin; k_step < rest.k_begin; ++k_step) {
     const int stage = k_step - work.k_begin;
-    ptx::mbarrier_arrive_expect_tx(&smem.stage_full[stage], params.stage_bytes);
-    load_b_stage<Config>(smem, stage, &params.map_b, work.n_tile * Config::BLOCK_N, k_step * Config::BLOCK_K);
+    ptx::mbarrier_arrive_expect_tx(&smem.stage_full[stage], bytes);
+    load_b_stage<Config>(smem, stage, &params.map_b, b_boxes, n, k_step * Config::BLOCK_K);
   }
   for (int k_step = work.k_begin; k_step < rest.k_begin; ++k_step) {
     wait_for_a(k_step);
-    load_a_stage<Config>(smem, cursor.stage, map_a, m, k_step * Config::BLOCK_K);
+    load_a_stage<Config>(smem, cursor.stage, rows.map, a_boxes, rows.first, k_step * Config::BLOCK_K);
     cursor.advance();
   }
-  load_tile<Config>(smem, cursor, params, map_a, m, rest, wait_for_a);
+  load_tile<Config>(smem, cursor, params, rows, rest, wait_for_a);
 }
 
 template <class Config>
@@ -231,8 +246,8 @@ __device__ __forceinline__ void multiply_stage(typename Config::Accumulators& ac
 }
 
 // Consumer, one warpgroup: its rows of the tile, from the `first_block`-th 64 on, into `accumulators` (zero
-// without any k-step). `on_last_issued` is called when its last stage has arrived and the last wgmma is under
-// way.
+// without any k-step). `on_last_issued` is called when its last stage
+// has arrived and the last wgmma is under way.
 //
 // The tensor cores take a warpgroup's wgmmas little ahead of executing them, so what lies between the last
 // wgmma of a stage and the first of the next must be short. Hence the stage before is freed after the first k

@@ -5,16 +5,44 @@
 
 #include <cstdint>
 
+#include "kernels/device/host_device.h"
+
 namespace mk {
 
-// `stage_bytes` is what the boxes of the two maps put into a stage. A map of A may have boxes of fewer than
-// BLOCK_M rows where m is smaller: TMA takes about 6 cycles for each row of zeros outside the map, 2 for one
-// inside, which at m = 16 made a stage last three times as long. The rows left unwritten only reach
-// accumulators that are not stored.
+// Of a stage, only boxes with something of the matrix in them are loaded: TMA takes about 6 cycles for each row
+// of zeros outside, 2 for one inside. What is left unwritten only reaches accumulators that are not stored.
 struct LoadParams {
   CUtensorMap map_a;
   CUtensorMap map_b;
-  uint32_t stage_bytes;
+  int a_box_rows;  // where A is [M, K]; else boxes have 64 of its M columns
+  int b_box_rows;  // where B is [N, K] and CTAs are not in pairs; else boxes have 64 of its N columns
+  int n;           // columns of B
 };
+
+// Boxes of TMA that a stage's part of an operand takes, and how many of its rows (of M or N) each has.
+struct StageBoxes {
+  int num;
+  int rows;
+  MK_HOST_DEVICE uint32_t bytes() const { return num * rows * 128; }
+};
+
+// Of a tile of which `rows_left` rows are in the matrix.
+MK_HOST_DEVICE StageBoxes stage_boxes(int rows_left, int block_rows, int box_rows) {
+  const int rows = rows_left < 0 ? 0 : rows_left < block_rows ? rows_left : block_rows;
+  return {(rows + box_rows - 1) / box_rows, box_rows};
+}
+
+template <class Config>
+MK_HOST_DEVICE StageBoxes a_stage_boxes(const LoadParams& params, int rows_left) {
+  return stage_boxes(rows_left, Config::BLOCK_M, Config::A_TRANSPOSED ? 64 : params.a_box_rows);
+}
+
+template <class Config>
+MK_HOST_DEVICE StageBoxes b_stage_boxes(const LoadParams& params, int n) {
+  if constexpr (!Config::B_TRANSPOSED) return stage_boxes(params.n - n, Config::BLOCK_N, 64);
+  // Of a pair, each CTA has half of the rows, whatever is in them.
+  if constexpr (Config::IN_PAIRS) return {1, Config::BLOCK_N};
+  return stage_boxes(params.n - n, Config::BLOCK_N, params.b_box_rows);
+}
 
 }  // namespace mk

@@ -11,7 +11,6 @@ struct RankGemmKernel {
   void (*kernel)(Params);
   int num_threads;
   int smem_bytes;
-  int stage_bytes;
 };
 template <class Params, int NUM_TILES = NUM_RANK_GEMM_TILES>
 struct RankGemmTable {

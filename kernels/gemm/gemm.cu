@@ -7,6 +7,8 @@
 #include <climits>
 
 #include "kernels/gemm/gemm_kernel.cuh"
+#include "kernels/gemm/gemm_swapped_kernel.cuh"
+#include "kernels/gemm/load_maps.h"
 #include "kernels/gemm/tensor_map.h"
 
 namespace mk {
@@ -25,9 +27,13 @@ const GemmPairKernelTable& pair_kernels_of(GemmType in_type) {
   return in_type == GemmType::bf16 ? gemm_pair_kernels_bf16() : gemm_pair_kernels_fp16();
 }
 
-// Of the kernels whose tiles clusters have.
+const GemmSwappedKernelTable& swapped_kernels_of(GemmType in_type) {
+  return in_type == GemmType::bf16 ? gemm_swapped_kernels_bf16() : gemm_swapped_kernels_fp16();
+}
+
+// Of the kernels that have tables of their own.
 template <class Table, int NUM_TILES>
-const GemmKernelEntry* find_cluster_kernel(const Table& table, const GemmTile (&tiles)[NUM_TILES],
+const GemmKernelEntry* find_special_kernel(const Table& table, const GemmTile (&tiles)[NUM_TILES],
                                            const GemmShape& shape, const GemmPlan& plan) {
   if (shape.a_transposed) return nullptr;
   for (int tile = 0; tile < NUM_TILES; ++tile) {
@@ -39,9 +45,11 @@ const GemmKernelEntry* find_cluster_kernel(const Table& table, const GemmTile (&
 
 const GemmKernelEntry* find_kernel(const GemmShape& shape, const GemmPlan& plan, bool traced) {
   if (shape.in_type == GemmType::fp32 || (shape.a_transposed && shape.b_transposed)) return nullptr;
-  if (plan.in_pairs) return find_cluster_kernel(pair_kernels_of(shape.in_type), GEMM_PAIR_TILES, shape, plan);
+  if (plan.in_pairs) return find_special_kernel(pair_kernels_of(shape.in_type), GEMM_PAIR_TILES, shape, plan);
+  if (plan.is_swapped)
+    return find_special_kernel(swapped_kernels_of(shape.in_type), GEMM_SWAPPED_TILES, shape, plan);
   if (plan.num_split_ctas > 1)
-    return find_cluster_kernel(split_kernels_of(shape.in_type), GEMM_SPLIT_TILES, shape, plan);
+    return find_special_kernel(split_kernels_of(shape.in_type), GEMM_SPLIT_TILES, shape, plan);
   const GemmLayout layout = shape.a_transposed ? GEMM_A_TRANSPOSED_KN : shape.b_transposed ? GEMM_NK : GEMM_KN;
   for (int tile = 0; tile < NUM_GEMM_TILES; ++tile) {
     if (GEMM_TILES[tile].block_m == plan.block_m && GEMM_TILES[tile].block_n == plan.block_n &&
@@ -68,33 +76,40 @@ bool arguments_are_valid(const GemmArguments& arguments, const GemmPlan& plan) {
   return plan.workspace_bytes == 0 || (arguments.workspace != nullptr && is_aligned_16(arguments.workspace));
 }
 
-bool fill_params(const GemmArguments& arguments, const GemmPlan& plan, const GemmKernelEntry& kernel,
-                 GemmParams* params) {
+bool encode_maps(const GemmShape& shape, const GemmPlan& plan, const void* a, int64_t lda, const void* b,
+                 int64_t ldb, LoadParams* load) {
+  load->a_box_rows = stage_box_rows(shape.m, plan.block_m);
+  const bool has_a = shape.a_transposed ? encode_tensor_map(&load->map_a, shape.in_type, a, shape.k, shape.m,
+                                                            lda, GEMM_BLOCK_K, 64)
+                                        : encode_tensor_map(&load->map_a, shape.in_type, a, shape.m, shape.k,
+                                                            lda, load->a_box_rows, GEMM_BLOCK_K);
+  return has_a && encode_map_of_b(plan, shape.in_type, b, shape.n, shape.k, ldb, shape.b_transposed, load);
+}
+
+// Each operand in the other's place.
+bool encode_swapped_maps(const GemmShape& shape, const GemmPlan& plan, const void* a, int64_t lda,
+                         const void* b, int64_t ldb, LoadParams* load) {
+  return encode_maps(swapped(shape), plan, b, ldb, a, lda, load);
+}
+
+bool fill_params(const GemmArguments& arguments, const GemmPlan& plan, GemmParams* params) {
   const GemmShape& shape = arguments.shape;
   // Any valid address will do for an operand that has no elements.
   const void* a = shape.k > 0 ? arguments.a : arguments.workspace;
   const void* b = shape.k > 0 ? arguments.b : arguments.workspace;
   const int64_t lda = std::max<int64_t>(arguments.lda, 8);
   const int64_t ldb = std::max<int64_t>(arguments.ldb, 8);
-  const int a_box_rows = static_cast<int>(std::min<int64_t>(plan.block_m, (shape.m + 7) / 8 * 8));
-  const bool a_encoded = shape.a_transposed ? encode_tensor_map(&params->load.map_a, shape.in_type, a, shape.k,
-                                                                shape.m, lda, GEMM_BLOCK_K, 64)
-                                            : encode_tensor_map(&params->load.map_a, shape.in_type, a, shape.m,
-                                                                shape.k, lda, a_box_rows, GEMM_BLOCK_K);
-  params->load.stage_bytes =
-      kernel.stage_bytes - (shape.a_transposed ? 0 : (plan.block_m - a_box_rows) * GEMM_BLOCK_K * 2);
-  const int b_box_rows = (shape.b_transposed ? plan.block_n : GEMM_BLOCK_K) / (plan.in_pairs ? 2 : 1);
-  const bool b_encoded = shape.b_transposed ? encode_tensor_map(&params->load.map_b, shape.in_type, b, shape.n,
-                                                                shape.k, ldb, b_box_rows, GEMM_BLOCK_K)
-                                            : encode_tensor_map(&params->load.map_b, shape.in_type, b, shape.k,
-                                                                shape.n, ldb, b_box_rows, 64);
-  if (!a_encoded || !b_encoded) return false;
+  if (!(plan.is_swapped ? encode_swapped_maps(shape, plan, a, lda, b, ldb, &params->load)
+                        : encode_maps(shape, plan, a, lda, b, ldb, &params->load))) {
+    return false;
+  }
 
   const int out_bytes = shape.out_type == GemmType::fp32 ? 4 : 2;
   const bool rows_aligned = is_aligned_16(arguments.c) && arguments.ldc * out_bytes % 16 == 0;
   const int64_t block_m = plan.block_m * (plan.in_pairs ? 2 : 1);
-  params->schedule = {static_cast<int>((shape.m + block_m - 1) / block_m),
-                      static_cast<int>((shape.n + plan.block_n - 1) / plan.block_n),
+  const GemmShape tiled = plan.is_swapped ? swapped(shape) : shape;
+  params->schedule = {static_cast<int>((tiled.m + block_m - 1) / block_m),
+                      static_cast<int>((tiled.n + plan.block_n - 1) / plan.block_n),
                       static_cast<int>((shape.k + GEMM_BLOCK_K - 1) / GEMM_BLOCK_K),
                       plan.num_workers,
                       plan.num_streamk_tiles,
@@ -102,7 +117,7 @@ bool fill_params(const GemmArguments& arguments, const GemmPlan& plan, const Gem
   params->schedule.keep_in_step_from(OUT_OF_STEP_K_STEPS);
   params->epilogue = {arguments.c,    arguments.ldc,       arguments.bias,       static_cast<int>(shape.n),
                       shape.out_type, arguments.bias_type, arguments.accumulate, rows_aligned};
-  params->m = static_cast<int>(shape.m);
+  params->m = static_cast<int>(tiled.m);
   params->num_split_ctas = plan.num_split_ctas;
   params->workspace = arguments.workspace;
   params->trace = arguments.trace;
@@ -146,6 +161,7 @@ cudaError_t gemm_prepare() {
     if (error == cudaSuccess) error = prepare(kernels_of(type, true));
     if (error == cudaSuccess) error = prepare(split_kernels_of(type));
     if (error == cudaSuccess) error = prepare(pair_kernels_of(type));
+    if (error == cudaSuccess) error = prepare(swapped_kernels_of(type));
   }
   return error;
 }
@@ -173,7 +189,7 @@ cudaError_t gemm_launch(const GemmArguments& arguments, const GemmPlan& plan, cu
   const GemmKernelEntry* kernel = find_kernel(arguments.shape, plan, arguments.trace.buffer != nullptr);
   if (kernel == nullptr || !arguments_are_valid(arguments, plan)) return cudaErrorInvalidValue;
   GemmParams params{};
-  if (!fill_params(arguments, plan, *kernel, &params)) return cudaErrorInvalidValue;
+  if (!fill_params(arguments, plan, &params)) return cudaErrorInvalidValue;
 
   cudaLaunchAttribute attribute{};
   cudaLaunchConfig_t config = launch_config(*kernel, plan.num_ctas(), plan.num_cluster_ctas(), &attribute);

@@ -24,7 +24,7 @@ struct GemmParams {
   LoadParams load;
   TileSchedule schedule;
   EpilogueParams epilogue;
-  int m;
+  int m;  // rows of what is loaded as A
   int num_split_ctas;
   void* workspace;
   GemmTrace trace;
@@ -42,7 +42,6 @@ struct GemmKernelEntry {
   GemmKernel kernel;
   int num_threads;
   int smem_bytes;
-  int stage_bytes;
 };
 
 // What a layout is called in the tables: A and B as they come, B transposed, A transposed.
@@ -92,8 +91,9 @@ __device__ __forceinline__ void producer_role(GemmStorage<Config>& smem, const G
     tracer.begin(TraceKind::load, trace_tile(work));
     const bool is_whole = work.k_end - work.k_begin == params.schedule.num_k_steps;
     if (is_whole && num_whole++ > 0) in_step.await_others(num_whole - 1);
-    load_tile<Config>(smem.mainloop, stages, params.load, &params.load.map_a, work.m_tile * Config::BLOCK_M,
-                      work, [&](int k_step) {
+    const int m = work.m_tile * Config::BLOCK_M;
+    load_tile<Config>(smem.mainloop, stages, params.load, {&params.load.map_a, m, params.m - m}, work,
+                      [&](int k_step) {
                         if (is_whole) in_step.at_k_step(k_step, 0, work.k_end);
                       });
     tracer.end();
@@ -178,7 +178,7 @@ template <GemmTile TILE, class Element, bool A_TRANSPOSED, bool B_TRANSPOSED, bo
 constexpr GemmKernelEntry gemm_kernel_entry() {
   using Config = GemmConfig<TILE.block_m, TILE.block_n, TILE.ping_pong, Element, A_TRANSPOSED, B_TRANSPOSED>;
   static_assert(sizeof(GemmStorage<Config>) <= 227 * 1024);
-  return {gemm_kernel<Config, TRACED>, Config::NUM_THREADS, sizeof(GemmStorage<Config>), Config::STAGE_BYTES};
+  return {gemm_kernel<Config, TRACED>, Config::NUM_THREADS, sizeof(GemmStorage<Config>)};
 }
 
 template <class Element, bool TRACED>

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <climits>
 #include <cmath>
+#include <utility>
 
 #include "kernels/device/gemm_partials_layout.h"
 #include "kernels/device/tile_scheduler.h"
@@ -42,14 +43,20 @@ constexpr int64_t MIN_SPLIT_STEPS = 4;  // of a CTA
 constexpr double PAIR_EFFICIENCY = 0.88;
 constexpr double PAIR_START_US = 0.8;
 
+// Boxes of TMA.
+constexpr int MAX_BOX_ROWS = 256;
+constexpr int SWIZZLED_ROWS = 8;  // the swizzle's period: boxes begin there
+constexpr int MIN_BOX_ROWS = 32;  // of a part of a tile
+
 // Rows outside the matrix take the longest to load, and a CTA of a pair waits for the other.
 double load_cycles_of_last_pair(const GemmShape& shape, const GemmPlan& plan) {
   constexpr double CYCLES_OF_ROW = 2;
   constexpr double CYCLES_OF_ROW_OUTSIDE = 6;
   const int64_t rows = (shape.m - 1) % (2 * plan.block_m) + 1;
   const int64_t of_second = std::max<int64_t>(0, rows - plan.block_m);
-  return CYCLES_OF_ROW * static_cast<double>(of_second) +
-         CYCLES_OF_ROW_OUTSIDE * static_cast<double>(plan.block_m - of_second);
+  const int64_t box_rows = stage_box_rows(shape.m, plan.block_m);
+  const int64_t outside = ceil_divide(of_second, box_rows) * box_rows - of_second;
+  return CYCLES_OF_ROW * static_cast<double>(of_second) + CYCLES_OF_ROW_OUTSIDE * static_cast<double>(outside);
 }
 
 // Cycles that one k-step of a tile takes on its SM.
@@ -75,6 +82,8 @@ int64_t loaded_a_rows(const GemmShape& shape, const GemmPlan& plan) {
 
 // With more rows, products are not bound by the weights.
 constexpr int FEW_ROWS_OF_CUT_TILES = 256;
+// Up to as many a row of tiles is enough.
+constexpr int FEW_ROWS_OF_SWAPPED = 128;
 // With more rows yet, no plan was measured against the others.
 constexpr int SOME_ROWS_OF_CUT_TILES = 1024;
 constexpr double KEPT_L2_BYTES = 20e6;
@@ -181,7 +190,32 @@ GemmPlan one_wave_plan_with(const GemmShape& shape, GemmTile tile, int num_split
 }  // namespace
 
 int64_t gemm_plan_num_tiles(const GemmShape& shape, const GemmPlan& plan) {
-  return ceil_divide(shape.m, plan.block_m) * ceil_divide(shape.n, plan.block_n);
+  const GemmShape tiled = plan.is_swapped ? swapped(shape) : shape;
+  return ceil_divide(tiled.m, plan.block_m) * ceil_divide(tiled.n, plan.block_n);
+}
+
+GemmShape swapped(const GemmShape& shape) {
+  GemmShape other = shape;
+  std::swap(other.m, other.n);
+  other.a_transposed = !shape.b_transposed;
+  other.b_transposed = true;
+  return other;
+}
+
+int stage_box_rows(int64_t rows, int block_rows) {
+  if (rows <= std::min(block_rows, MAX_BOX_ROWS))
+    return static_cast<int>(std::max<int64_t>(1, (rows + SWIZZLED_ROWS - 1) / SWIZZLED_ROWS) * SWIZZLED_ROWS);
+  int best = 0;
+  int64_t fewest_outside = 0;
+  for (int num = 1; block_rows / num >= MIN_BOX_ROWS; ++num) {
+    const int box = block_rows / num;
+    if (block_rows % (num * SWIZZLED_ROWS) != 0 || box > MAX_BOX_ROWS) continue;
+    const int64_t outside = (box - rows % box) % box;
+    if (best != 0 && outside + SWIZZLED_ROWS > fewest_outside) continue;
+    best = box;
+    fewest_outside = outside;
+  }
+  return best;
 }
 
 size_t gemm_max_workspace_bytes(int num_sms) {
@@ -224,6 +258,12 @@ GemmPlan gemm_plan_with(const GemmShape& shape, int num_sms, GemmTile tile, int 
   // About 2,048 rows: with 132 tiles of 128 x 256 in flight the block is then nearly square.
   plan.group_m = std::max(1, 2048 / plan.block_m);
   plan.predicted_us = predict_us(shape, plan, 0);
+  return plan;
+}
+
+GemmPlan gemm_swapped_plan_with(const GemmShape& shape, int num_sms, GemmTile tile, int num_streamk_tiles) {
+  GemmPlan plan = gemm_plan_with(swapped(shape), num_sms, tile, num_streamk_tiles);
+  plan.is_swapped = true;
   return plan;
 }
 
@@ -286,6 +326,10 @@ GemmPlan gemm_plan(const GemmShape& shape, int num_sms, const GemmClusterLimits&
       }
       consider(cut);
     }
+  }
+  // Cut ones were slower than the model has them.
+  if (shape.m > FEW_ROWS_OF_SWAPPED && shape.m <= SOME_ROWS_OF_CUT_TILES && !shape.a_transposed) {
+    for (const GemmTile& tile : GEMM_SWAPPED_TILES) consider(gemm_swapped_plan_with(shape, num_sms, tile, -1));
   }
   const GemmPlan split = gemm_split_plan(shape, num_sms, limits);
   if (split.num_split_ctas > 1) consider(split);

@@ -26,6 +26,7 @@ struct GemmPlan {
   bool ping_pong = false;
   int num_split_ctas = 1;      // of a cluster, which share a tile's inner dimension and add up what they have
   bool in_pairs = false;       // of CTAs with neighbouring tiles of M, which load B together
+  bool is_swapped = false;     // tiles have block_m of B's columns and block_n of A's rows
   int num_workers = 0;         // CTAs, or clusters of these
   int num_streamk_tiles = 0;   // tiles that are cut along k; the rest are whole
   int group_m = 1;             // raster: see TileRaster
@@ -53,6 +54,9 @@ constexpr int MAX_SPLIT_CTAS = 4;
 constexpr GemmTile GEMM_PAIR_TILES[] = {
     {128, 160, false}, {128, 128, false}, {128, 96, false}, {128, 80, false}};
 constexpr int NUM_GEMM_PAIR_TILES = sizeof(GEMM_PAIR_TILES) / sizeof(GEMM_PAIR_TILES[0]);
+// And of those whose operands are in each other's place: of B's columns, and of A's rows.
+constexpr GemmTile GEMM_SWAPPED_TILES[] = {{256, 160, false}};
+constexpr int NUM_GEMM_SWAPPED_TILES = sizeof(GEMM_SWAPPED_TILES) / sizeof(GEMM_SWAPPED_TILES[0]);
 constexpr int MAX_CLUSTER_CTAS = 4;
 constexpr int SPLIT_CHUNK_COLUMNS = 32;  // of a tile that is split, what a CTA adds up at a time
 constexpr int GEMM_BLOCK_K = 64;
@@ -80,8 +84,17 @@ GemmPlan gemm_pair_plan_with(const GemmShape& shape, GemmTile tile, int num_spli
 GemmPlan gemm_pair_plan(const GemmShape& shape, int num_sms, const GemmClusterLimits& limits,
                         int most_split_ctas = 2);
 
+// The product as a swapped plan has it: m is n, and n is m.
+GemmShape swapped(const GemmShape& shape);
+// The plan with a given tile of GEMM_SWAPPED_TILES; not for a transposed A.
+GemmPlan gemm_swapped_plan_with(const GemmShape& shape, int num_sms, GemmTile tile, int num_streamk_tiles);
+
 // What no plan's workspace exceeds.
 size_t gemm_max_workspace_bytes(int num_sms);
+
+// How many of an operand's `rows` a box of TMA has, where tiles have `block_rows` of them: all of a tile's, or
+// of the operand where it has fewer; a part of a tile's, if else the last tile's box would have many outside.
+int stage_box_rows(int64_t rows, int block_rows);
 
 // The number of tiles that a plan's workers share out.
 int64_t gemm_plan_num_tiles(const GemmShape& shape, const GemmPlan& plan);

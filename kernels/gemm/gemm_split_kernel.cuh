@@ -40,8 +40,9 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
       const Tracer tracer(params.trace.buffer, TRACE_LOAD);
       tracer.begin(TraceKind::load, trace_tile(work));
       StageCursor<Config::NUM_STAGES> stages;
-      load_tile<Config>(smem.mainloop, stages, params.load, &params.load.map_a, work.m_tile * Config::BLOCK_M,
-                        work, AIsReady());
+      const int m = work.m_tile * Config::BLOCK_M;
+      load_tile<Config>(smem.mainloop, stages, params.load, {&params.load.map_a, m, params.m - m}, work,
+                        AIsReady());
       tracer.end();
     }
     __syncwarp();
@@ -60,8 +61,7 @@ template <GemmTile TILE, class Element, bool B_TRANSPOSED, bool IN_PAIRS>
 constexpr GemmKernelEntry gemm_split_kernel_entry() {
   using Config = GemmConfig<TILE.block_m, TILE.block_n, false, Element, false, B_TRANSPOSED, IN_PAIRS>;
   static_assert(split_chunks_fit<Config>() && sizeof(GemmSplitStorage<Config>) <= 227 * 1024);
-  return {gemm_split_kernel<Config>, Config::NUM_THREADS, sizeof(GemmSplitStorage<Config>),
-          Config::STAGE_BYTES};
+  return {gemm_split_kernel<Config>, Config::NUM_THREADS, sizeof(GemmSplitStorage<Config>)};
 }
 
 template <class Element>

@@ -36,6 +36,14 @@ __device__ __forceinline__ void stmatrix_x4(uint32_t smem_row_address, uint32_t 
                : "memory");
 }
 
+// PTX ISA 9.7.14.5.17: movmatrix. Lane i has two elements of row i / 4 of an 8 x 8 matrix, and gets two of its
+// transpose's.
+__device__ __forceinline__ uint32_t movmatrix_trans(uint32_t pair) {
+  uint32_t transposed;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(pair));
+  return transposed;
+}
+
 // PTX ISA 9.7.9.12: st, `.shared` and `.v2`
 __device__ __forceinline__ void st_shared_v2(uint32_t smem_address, float x, float y) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(smem_address), "f"(x), "f"(y) : "memory");

@@ -23,7 +23,7 @@ struct EmulatedConfig {
   static constexpr int BLOCK_N = 16;
   static constexpr int BLOCK_K = 64;
   static constexpr int NUM_STAGES = 3;
-  static constexpr int STAGE_BYTES = 0;  // expected by barriers, which count no bytes here
+  static constexpr int B_STAGE_BYTES = 0;  // expected by barriers, which count no bytes here
   static constexpr int NUM_ROW_BLOCKS = 1;
   static constexpr int NUM_CONSUMER_WARPGROUPS = LARGE ? 2 : 1;  // as kernels ask for; they are a warp each
   static constexpr int NUM_CONSUMER_WARPS = 2;
@@ -68,7 +68,8 @@ void mainloop_init(MainloopStorage<Config>& smem) {
 
 // The last loads of a stage, with which it is complete.
 template <class Config>
-void load_a_stage(MainloopStorage<Config>& smem, int stage, const CUtensorMap* map_a, int row, int column) {
+void load_a_stage(MainloopStorage<Config>& smem, int stage, const CUtensorMap* map_a, const StageBoxes&,
+                  int row, int column) {
   smem.a[stage] = {map_a, row, column};
   __atomic_fetch_add(&smem.asked[stage], 1, __ATOMIC_RELEASE);
 }

@@ -17,6 +17,9 @@ namespace mk {
 struct EmulatedConfig {
   static constexpr int NUM_THREADS = 160;
   static constexpr int BLOCK_M = 64;
+  static constexpr bool A_TRANSPOSED = true;
+  static constexpr bool B_TRANSPOSED = false;
+  static constexpr bool IN_PAIRS = false;
   static constexpr int BLOCK_N = 64;
   static constexpr int BLOCK_K = 64;
   static constexpr int NUM_STAGES = 3;
@@ -37,7 +40,9 @@ struct alignas(128) RankGemmStorage<EmulatedConfig> {
 
 // 64 rows of dY, [m, k].
 template <class Config>
-void load_a_stage(MainloopStorage<Config>& smem, int stage, const CUtensorMap* map_a, int m, int k) {
+void load_a_stage(MainloopStorage<Config>& smem, int stage, const CUtensorMap* map_a, const StageBoxes& boxes,
+                  int m, int k) {
+  if (boxes.num == 0) return;
   uint64_t not_counted = 0;
   ptx::cp_async_bulk_tensor_3d_shared_global(smem.a[stage], map_a, &not_counted, m, k, 0);
 }
@@ -103,6 +108,7 @@ class WgradRank : public GatherRank {
     params.piece_rows = 16;
     dy_.resize(static_cast<size_t>(shape.m * shape.k));
     c_.resize(static_cast<size_t>(shape.k * shape.n));
+    params.load.n = static_cast<int>(shape.n);
     params.load.map_a = slices_map(dy_.data(), 1, shape.m, shape.m, shape.k, shape.k * 2);
     params.load.map_b =
         slices_map(params.a, 1, params.max_rows, params.schedule.rows(rank_.rank), shape.n, params.a_pitch);

@@ -225,9 +225,10 @@ class Bench {
         "%dx%d%s s%d sk%d w%d\n",
         p.m, p.n, p.k, p.b_transposed ? "NK" : "KN", us / tflops[1][0], tflops[1][0], tflops[1][1], ratio[1],
         us / tflops[0][0], tflops[0][0], tflops[0][1], ratio[0], mhz, watts, plan.block_m, plan.block_n,
-        plan.ping_pong  ? "p"
-        : plan.in_pairs ? "2"
-                        : "",
+        plan.ping_pong    ? "p"
+        : plan.in_pairs   ? "2"
+        : plan.is_swapped ? "s"
+                          : "",
         plan.num_split_ctas, plan.num_streamk_tiles, plan.num_workers);
     std::fflush(stdout);
   }
@@ -241,6 +242,15 @@ class Bench {
     std::vector<mk::GemmPlan> plans;
     plans.push_back(mk::gemm_plan(shape_of(p), num_sms_, limits_));
     for (const mk::GemmTile& tile : mk::GEMM_TILES) add_plans(p, tile, &plans);
+    if (p.m > 128) {
+      for (const mk::GemmTile& tile : mk::GEMM_SWAPPED_TILES) {
+        const mk::GemmPlan whole = mk::gemm_swapped_plan_with(shape_of(p), num_sms_, tile, -1);
+        plans.push_back(whole);
+        const int64_t rest = mk::gemm_plan_num_tiles(shape_of(p), whole) % num_sms_;
+        if (rest > 0)
+          plans.push_back(mk::gemm_swapped_plan_with(shape_of(p), num_sms_, tile, static_cast<int>(rest)));
+      }
+    }
     for (const mk::GemmTile& tile : mk::GEMM_SPLIT_TILES) {
       for (int split = 2; split <= mk::MAX_SPLIT_CTAS; ++split) {
         const mk::GemmPlan plan = mk::gemm_split_plan_with(shape_of(p), tile, split);
@@ -271,9 +281,10 @@ class Bench {
           "  %s%3dx%3d%s s%d sk%-4d w%-3d g%-2d: isolated %8.2f  back to back %8.2f  cublas %8.2f  model "
           "%8.2f\n",
           i == 0 ? "*" : " ", plans[i].block_m, plans[i].block_n,
-          plans[i].ping_pong  ? "p"
-          : plans[i].in_pairs ? "2"
-                              : " ",
+          plans[i].ping_pong    ? "p"
+          : plans[i].in_pairs   ? "2"
+          : plans[i].is_swapped ? "s"
+                                : " ",
           plans[i].num_split_ctas, plans[i].num_streamk_tiles, plans[i].num_workers, plans[i].group_m,
           median(a), median(b), median(c), plans[i].predicted_us);
       std::fflush(stdout);

@@ -47,6 +47,7 @@ struct PlanChoice {
   int num_split_ctas = 1;
   int num_ctas = 0;  // the most; 0: as many as there are SMs
   bool in_pairs = false;
+  bool is_swapped = false;
 };
 
 int type_bytes(GemmType type) { return type == GemmType::fp32 ? 4 : 2; }
@@ -182,8 +183,11 @@ std::string describe(const Case& test, const GemmPlan& plan, bool integers) {
                 type_name(s.in_type), type_name(s.out_type), s.a_transposed ? "A^T " : "",
                 s.b_transposed ? "B[N,K] " : "B[K,N] ", test.accumulate ? "acc " : "", test.bias ? "bias " : "",
                 integers ? "exact" : "random", test.ld_pad, test.c_pad, test.c_offset, plan.block_m,
-                plan.block_n, plan.in_pairs ? " in pairs" : "", plan.num_split_ctas, plan.num_streamk_tiles,
-                plan.num_workers);
+                plan.block_n,
+                plan.in_pairs     ? " in pairs"
+                : plan.is_swapped ? " swapped"
+                                  : "",
+                plan.num_split_ctas, plan.num_streamk_tiles, plan.num_workers);
   return text;
 }
 
@@ -227,13 +231,14 @@ void run_case(const Case& test, const std::vector<PlanChoice>& choices, bool int
   CHECK(cudaDeviceSynchronize());
 
   for (const PlanChoice& choice : choices) {
-    if ((choice.num_split_ctas > 1 || choice.in_pairs) && s.a_transposed) continue;
-    const GemmPlan plan = choice.automatic  ? mk::gemm_plan(s, num_sms, limits)
-                          : choice.in_pairs ? mk::gemm_pair_plan_with(s, choice.tile, choice.num_split_ctas)
-                          : choice.num_split_ctas > 1
-                              ? mk::gemm_split_plan_with(s, choice.tile, choice.num_split_ctas)
-                              : mk::gemm_plan_with(s, choice.num_ctas > 0 ? choice.num_ctas : num_sms,
-                                                   choice.tile, choice.num_streamk_tiles);
+    if ((choice.num_split_ctas > 1 || choice.in_pairs || choice.is_swapped) && s.a_transposed) continue;
+    const int most_ctas = choice.num_ctas > 0 ? choice.num_ctas : num_sms;
+    const GemmPlan plan =
+        choice.automatic            ? mk::gemm_plan(s, num_sms, limits)
+        : choice.in_pairs           ? mk::gemm_pair_plan_with(s, choice.tile, choice.num_split_ctas)
+        : choice.num_split_ctas > 1 ? mk::gemm_split_plan_with(s, choice.tile, choice.num_split_ctas)
+        : choice.is_swapped ? mk::gemm_swapped_plan_with(s, most_ctas, choice.tile, choice.num_streamk_tiles)
+                            : mk::gemm_plan_with(s, most_ctas, choice.tile, choice.num_streamk_tiles);
     const std::string name = describe(test, plan, integers);
     Buffer workspace(plan.workspace_bytes);
     CHECK(cudaMemset(workspace.p, 0, workspace.num_bytes));
@@ -288,6 +293,10 @@ std::vector<PlanChoice> all_plans() {
   std::vector<PlanChoice> plans = {{{}, 0, true}};
   for (const GemmTile& tile : mk::GEMM_TILES) {
     for (const int num_streamk_tiles : {-1, 1, ALL}) plans.push_back({tile, num_streamk_tiles});
+  }
+  for (const GemmTile& tile : mk::GEMM_SWAPPED_TILES) {
+    for (const int num_streamk_tiles : {-1, 1, ALL})
+      plans.push_back({tile, num_streamk_tiles, false, 1, 0, false, true});
   }
   for (const GemmTile& tile : mk::GEMM_SPLIT_TILES) {
     for (const int num_split_ctas : {2, 3, 4}) plans.push_back({tile, -1, false, num_split_ctas});
@@ -353,6 +362,8 @@ void test_many_tiles_a_cta() {
   for (const GemmTile& tile : mk::GEMM_TILES) {
     for (const int num_streamk_tiles : {-1, 5}) plans.push_back({tile, num_streamk_tiles, false, 1, 2});
   }
+  plans.push_back({mk::GEMM_SWAPPED_TILES[0], -1, false, 1, 2, false, true});
+  plans.push_back({mk::GEMM_SWAPPED_TILES[0], 5, false, 1, 2, false, true});
   uint64_t seed = 20000;
   for (const int64_t k : {64, 300, 384, 448, 512, 576, 640, 1000}) {
     for (const GemmType out : {GemmType::bf16, GemmType::fp16, GemmType::fp32}) {

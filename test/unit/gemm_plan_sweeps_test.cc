@@ -23,7 +23,7 @@ constexpr double LEAST_PART_FOUND = 0.5;
 struct TimedPlan {
   int block_m = 0;
   int block_n = 0;
-  char kind = ' ';  // p: in ping-pong, 2: in pairs
+  char kind = ' ';  // p: in ping-pong, 2: in pairs, s: swapped
   int num_split_ctas = 0;
   int num_streamk_tiles = 0;
   int num_workers = 0;
@@ -32,9 +32,9 @@ struct TimedPlan {
 
   bool is_of(const GemmPlan& plan) const {
     return block_m == plan.block_m && block_n == plan.block_n && (kind == 'p') == plan.ping_pong &&
-           (kind == '2') == plan.in_pairs && num_split_ctas == plan.num_split_ctas &&
-           num_streamk_tiles == plan.num_streamk_tiles && num_workers == plan.num_workers &&
-           group_m == plan.group_m;
+           (kind == '2') == plan.in_pairs && (kind == 's') == plan.is_swapped &&
+           num_split_ctas == plan.num_split_ctas && num_streamk_tiles == plan.num_streamk_tiles &&
+           num_workers == plan.num_workers && group_m == plan.group_m;
   }
 };
 

@@ -116,3 +116,29 @@ TEST_CASE("where a CTA has many thousand k-steps, CTAs are kept in step, and the
   CHECK(longer.workspace_bytes == flags_bytes);
   CHECK(gemm_plan_with(shape_of(8192, 28672, 8192), NUM_SMS, {128, 256, false}, -1).workspace_bytes == 0);
 }
+
+TEST_CASE("boxes of TMA make up a tile, and have hardly more of what is outside than there need be") {
+  for (const int block : {64, 80, 96, 128, 160, 192, 224, 256}) {
+    for (int64_t rows = 0; rows <= 3 * block + 1; ++rows) {
+      const int box = stage_box_rows(rows, block);
+      CAPTURE(block, rows, box);
+      REQUIRE(box >= 8);
+      REQUIRE(box <= 256);
+      REQUIRE(box % 8 == 0);
+      if (rows <= block) {
+        // One box, of the rows that there are.
+        REQUIRE(box >= rows);
+        REQUIRE(box < rows + 8 + 8 * (rows == 0));
+        continue;
+      }
+      REQUIRE(block % box == 0);
+      const int64_t outside = (box - rows % box) % box;
+      REQUIRE(outside < 64);
+      if (rows % block == 0) REQUIRE(box == block);
+    }
+  }
+  CHECK(stage_box_rows(300, 128) == 64);   // the last tile's 44 rows in one of two
+  CHECK(stage_box_rows(1026, 128) == 32);  // its 2 rows in one of four
+  CHECK(stage_box_rows(500, 128) == 128);  // 116 of 128
+  CHECK(stage_box_rows(4000, 128) == 32);
+}

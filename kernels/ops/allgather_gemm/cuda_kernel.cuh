@@ -175,15 +175,15 @@ __device__ __forceinline__ void produce(const RankLaunch& launch, RankGemmStorag
       panels(k_step);
     };
     if (work.ordinal > 0) in_step.await_others(work.ordinal);
-    const int first_row = is_own ? tile.first_row : tile.begin;
+    const int num_rows = tile.end - tile.begin;
     if (work.ordinal == 0 && params.merged) await_pushes(params, smem.push);
     if (work.ordinal == 0 && !is_own) {
-      const int map = map_gathered.get(launch);
-      load_first_tile<Config>(smem.mainloop, stages, params.load, &params.map_gathered[map], first_row, work,
-                              waits);
+      const CUtensorMap* map_a = &params.map_gathered[map_gathered.get(launch)];
+      load_first_tile<Config>(smem.mainloop, stages, params.load, {map_a, tile.begin, num_rows}, work, waits);
     } else {
       const CUtensorMap* map_a = is_own ? &params.load.map_a : &params.map_gathered[map_gathered.get(launch)];
-      load_tile<Config>(smem.mainloop, stages, params.load, map_a, first_row, work, waits);
+      load_tile<Config>(smem.mainloop, stages, params.load,
+                        {map_a, is_own ? tile.first_row : tile.begin, num_rows}, work, waits);
     }
     tracer.end();
   }
@@ -531,8 +531,7 @@ template <GemmTile TILE, class Element, bool B_TRANSPOSED>
 constexpr RankGemmKernel<CudaParams> cuda_kernel_entry() {
   using Config = RankGemmConfig<TILE, Element, B_TRANSPOSED>;
   static_assert(sizeof(RankGemmStorage<Config>) <= 227 * 1024);
-  return {allgather_gemm_kernel<Config>, Config::NUM_THREADS, sizeof(RankGemmStorage<Config>),
-          Config::STAGE_BYTES};
+  return {allgather_gemm_kernel<Config>, Config::NUM_THREADS, sizeof(RankGemmStorage<Config>)};
 }
 
 template <class Element>

@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/gemm_type.h"
 #include "kernels/cuda/rank_gemm_params.h"
+#include "kernels/gemm/load_maps.h"
 #include "kernels/gemm/tensor_map.h"
 #include "kernels/ops/allgather_gemm/cuda_network_kernel.cuh"
 #include "kernels/ops/allgather_gemm/cuda_network_wgrad.cuh"
@@ -114,11 +115,10 @@ class ForwardLaunchOf : public RankGemmLaunch {
     const RankComm& comm = params_.comm;
     std::byte* area = comm.memory[comm.rank] + comm.arena;
     const int64_t box_source = plan.merged ? call.m : ceil_div(call.m, comm.nranks);
-    if (!fill_load(call, plan.gemm, own_rows_, box_source, kernel_.stage_bytes, area, &params_.load))
-      return false;
+    if (!fill_load(call, plan.gemm, own_rows_, box_source, area, &params_.load)) return false;
     const auto fill = [&](CUtensorMap* map, const void* base, int64_t ld) {
-      return encode_tensor_map(map, gemm_type(call.dtype), base, call.m, call.k, ld,
-                               a_box_rows(plan.gemm, box_source), GEMM_BLOCK_K);
+      return encode_tensor_map(map, gemm_type(call.dtype), base, call.m, call.k, ld, params_.load.a_box_rows,
+                               GEMM_BLOCK_K);
     };
     const int64_t ld = std::max<int64_t>(round_up(call.k, 8), 8);
     return fill(&params_.map_gathered[0], area, ld) &&
@@ -215,11 +215,12 @@ class WgradLaunchOf : public RankGemmLaunch {
     std::byte* area = comm.memory[comm.rank] + comm.arena;
     const bool transposed = call.b_layout == MK_LAYOUT_NK;
     const int64_t lddy = std::max<int64_t>(round_up(std::max(call.ldb, transposed ? call.m : call.k), 8), 8);
-    const int box_rows = transposed ? a_box_rows(plan.gemm, call.k) : plan.gemm.block_m;
-    params_.load.stage_bytes = kernel_.stage_bytes - (plan.gemm.block_m - box_rows) * GEMM_BLOCK_K * 2;
+    params_.load.a_box_rows = stage_box_rows(call.k, plan.gemm.block_m);
+    params_.load.n = static_cast<int>(call.n);
     const void* dy = has_dy(call) ? call.b : area;
     if (!(transposed
-              ? encode_tensor_map(&params_.load.map_a, type, dy, call.k, call.m, lddy, box_rows, GEMM_BLOCK_K)
+              ? encode_tensor_map(&params_.load.map_a, type, dy, call.k, call.m, lddy, params_.load.a_box_rows,
+                                  GEMM_BLOCK_K)
               : encode_tensor_map(&params_.load.map_a, type, dy, call.m, call.k, lddy, GEMM_BLOCK_K, 64)))
       return false;
     // X: slices of max_rows rows, of columns in blocks of 64.

@@ -51,8 +51,7 @@ template <GemmTile TILE, class Element, bool DY_TRANSPOSED>
 constexpr RankGemmKernel<NetworkWgradParams> network_wgrad_kernel_entry() {
   using Config = GemmConfig<TILE.block_m, TILE.block_n, TILE.ping_pong, Element, !DY_TRANSPOSED, false>;
   static_assert(sizeof(RankGemmStorage<Config>) <= 227 * 1024);
-  return {network_wgrad_kernel<Config>, Config::NUM_THREADS, sizeof(RankGemmStorage<Config>),
-          Config::STAGE_BYTES};
+  return {network_wgrad_kernel<Config>, Config::NUM_THREADS, sizeof(RankGemmStorage<Config>)};
 }
 
 template <class Element>

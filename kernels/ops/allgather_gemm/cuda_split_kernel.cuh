@@ -35,8 +35,9 @@ __device__ __forceinline__ void produce_split(const RankLaunch& launch, SplitSto
   PanelWaits<Config::BLOCK_M, CudaParams> panels(launch, params);
   panels.begin({-1, first_row, params.m, first_row}, work);
   await_pushes(params, smem.push);
-  load_first_tile<Config>(smem.mainloop, stages, params.load, &params.map_gathered[map_gathered.get(launch)],
-                          first_row, work, panels);
+  const CUtensorMap* map_a = &params.map_gathered[map_gathered.get(launch)];
+  load_first_tile<Config>(smem.mainloop, stages, params.load, {map_a, first_row, params.m - first_row}, work,
+                          panels);
   tracer.end();
 }
 
@@ -74,8 +75,7 @@ template <GemmTile TILE, class Element, bool B_TRANSPOSED, bool IN_PAIRS>
 constexpr RankGemmKernel<CudaParams> split_kernel_entry() {
   using Config = GemmConfig<TILE.block_m, TILE.block_n, false, Element, false, B_TRANSPOSED, IN_PAIRS>;
   static_assert(split_chunks_fit<Config>() && sizeof(SplitStorage<Config>) <= 227 * 1024);
-  return {allgather_gemm_split_kernel<Config>, Config::NUM_THREADS, sizeof(SplitStorage<Config>),
-          Config::STAGE_BYTES};
+  return {allgather_gemm_split_kernel<Config>, Config::NUM_THREADS, sizeof(SplitStorage<Config>)};
 }
 
 template <class Element>

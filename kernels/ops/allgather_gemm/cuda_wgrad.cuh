@@ -30,14 +30,13 @@ __device__ __forceinline__ WgradStep wgrad_step(const WgradParams& params, int k
 template <class Config>
 __device__ __forceinline__ void load_x_stage(const RankLaunch& launch, MainloopStorage<Config>& smem, int stage,
                                              const WgradParams& params, GatheredMap& gathered,
-                                             const WgradStep& step, int column) {
+                                             const WgradStep& step, const StageBoxes& boxes, int column) {
   const WgradPlace place =
       wgrad_place(step.source, params.comm.rank, rows_of(params, step.source), params.max_rows);
   const CUtensorMap* map = place.map == WgradMap::own     ? &params.load.map_b
                            : place.map == WgradMap::whole ? &params.map_gathered[gathered.get(launch)]
                                                           : &params.map_last[gathered.get(launch)];
-#pragma unroll
-  for (int i = 0; i < (Config::BLOCK_N + 63) / 64; ++i) {
+  for (int i = 0; i < boxes.num; ++i) {
     ptx::cp_async_bulk_tensor_3d_shared_global(smem.b[stage] + i * 64 * 128, map, &smem.stage_full[stage],
                                                column + i * 64, step.row, place.slice);
   }
@@ -72,18 +71,21 @@ __device__ __forceinline__ void produce_wgrad(const RankLaunch& launch, Mainloop
   while (tiles.next(&work)) {
     const Tracer tracer(params.comm.trace, TRACE_LOAD);
     tracer.begin(TraceKind::load, trace_tile(work));
+    const int m = work.m_tile * Config::BLOCK_M, n = work.n_tile * Config::BLOCK_N;
+    const StageBoxes a_boxes = a_stage_boxes<Config>(params.load, params.c_rows - m);
+    const StageBoxes b_boxes = b_stage_boxes<Config>(params.load, n);
     for (int k_step = work.k_begin; k_step < work.k_end; ++k_step) {
       const WgradStep step = wgrad_step(params, k_step);
       const int stage = stages.stage;
       mbarrier_wait(&smem.stage_empty[stage], stages.phase ^ 1);
-      ptx::mbarrier_arrive_expect_tx(&smem.stage_full[stage], params.load.stage_bytes);
-      load_a_stage<Config>(smem, stage, &params.load.map_a, work.m_tile * Config::BLOCK_M,
+      ptx::mbarrier_arrive_expect_tx(&smem.stage_full[stage], a_boxes.bytes() + b_boxes.bytes());
+      load_a_stage<Config>(smem, stage, &params.load.map_a, a_boxes, m,
                            step.source * params.max_rows + step.row);
       if (k_step >= num_known) {
         wait_rows(launch, params, step);
         if (k_step == num_known) ++num_known;
       }
-      load_x_stage<Config>(launch, smem, stage, params, gathered, step, work.n_tile * Config::BLOCK_N);
+      load_x_stage<Config>(launch, smem, stage, params, gathered, step, b_boxes, n);
       stages.advance();
     }
     tracer.end();
@@ -128,7 +130,7 @@ template <GemmTile TILE, class Element, bool DY_TRANSPOSED>
 constexpr RankGemmKernel<WgradParams> wgrad_kernel_entry() {
   using Config = GemmConfig<TILE.block_m, TILE.block_n, TILE.ping_pong, Element, !DY_TRANSPOSED, false>;
   static_assert(sizeof(RankGemmStorage<Config>) <= 227 * 1024);
-  return {wgrad_kernel<Config>, Config::NUM_THREADS, sizeof(RankGemmStorage<Config>), Config::STAGE_BYTES};
+  return {wgrad_kernel<Config>, Config::NUM_THREADS, sizeof(RankGemmStorage<Config>)};
 }
 
 template <class Element>

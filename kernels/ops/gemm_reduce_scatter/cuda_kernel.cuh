@@ -87,9 +87,10 @@ __device__ __forceinline__ void produce(MainloopStorage<Config>& smem, const Par
     TileWork load = work;
     load.n_tile = place.n_tile;
     if (ordinal > 0) in_step.await_others(ordinal);
-    load_tile<Config>(smem, stages, params.load, &params.load.map_a,
-                      first_row_of(params, place.owner) + place.row, load,
-                      [&](int k_step) { in_step.at_k_step(k_step, work.k_begin, work.k_end); });
+    load_tile<Config>(smem, stages, params.load,
+                      {&params.load.map_a, first_row_of(params, place.owner) + place.row,
+                       rows_of(params, place.owner) - place.row},
+                      load, [&](int k_step) { in_step.at_k_step(k_step, work.k_begin, work.k_end); });
     tracer.end();
   }
   in_step.leave();
@@ -728,8 +729,7 @@ template <GemmTile TILE, class Element, bool B_TRANSPOSED>
 constexpr RankGemmKernel<CudaParams> cuda_kernel_entry() {
   using Config = GemmConfig<TILE.block_m, TILE.block_n, TILE.ping_pong, Element, false, B_TRANSPOSED>;
   static_assert(sizeof(RankGemmStorage<Config>) <= 227 * 1024);
-  return {gemm_reduction_kernel<Config>, Config::NUM_THREADS, sizeof(RankGemmStorage<Config>),
-          Config::STAGE_BYTES};
+  return {gemm_reduction_kernel<Config>, Config::NUM_THREADS, sizeof(RankGemmStorage<Config>)};
 }
 
 template <class Element>

@@ -45,8 +45,7 @@ class ReductionLaunchOf : public RankGemmLaunch {
 
   bool fill_maps(const GemmCall& call, const RankGemmPlan& plan) {
     const RankComm& comm = params_.comm;
-    return fill_load(call, plan.gemm, call.m, max_rows_, kernel_.stage_bytes,
-                     comm.memory[comm.rank] + comm.arena, &params_.load);
+    return fill_load(call, plan.gemm, call.m, max_rows_, comm.memory[comm.rank] + comm.arena, &params_.load);
   }
 
   cudaError_t enqueue(const GemmCall& call, const LaunchDetails& details, cudaStream_t stream) override {

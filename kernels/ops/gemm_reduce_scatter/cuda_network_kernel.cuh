@@ -812,8 +812,7 @@ template <GemmTile TILE, class Element, bool B_TRANSPOSED>
 constexpr RankGemmKernel<NetworkParams> cuda_network_kernel_entry() {
   using Config = GemmConfig<TILE.block_m, TILE.block_n, TILE.ping_pong, Element, false, B_TRANSPOSED>;
   static_assert(sizeof(RankGemmStorage<Config>) <= 227 * 1024);
-  return {gemm_network_reduction_kernel<Config>, Config::NUM_THREADS, sizeof(RankGemmStorage<Config>),
-          Config::STAGE_BYTES};
+  return {gemm_network_reduction_kernel<Config>, Config::NUM_THREADS, sizeof(RankGemmStorage<Config>)};
 }
 
 template <class Element>

@@ -302,8 +302,7 @@ template <GemmTile TILE, class Element, bool B_TRANSPOSED>
 constexpr RankGemmKernel<TaggedParams> kernel_entry() {
   using Config = GemmConfig<TILE.block_m, TILE.block_n, TILE.ping_pong, Element, false, B_TRANSPOSED>;
   static_assert(SUM_COLUMNS<Config::BLOCK_N> == TAGGED_COLUMNS);
-  return {tagged_reduction_kernel<Config>, Config::NUM_THREADS, sizeof(RankGemmStorage<Config>),
-          Config::STAGE_BYTES};
+  return {tagged_reduction_kernel<Config>, Config::NUM_THREADS, sizeof(RankGemmStorage<Config>)};
 }
 
 template <class Element>

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/device/host_device.h"
 #include "kernels/gemm/gemm_plan.h"
 #include "kernels/ops/moe_routing/record.h"
 #include "kernels/ops/moe_routing/schedule.h"
@@ -19,6 +20,8 @@ constexpr int MAX_COUNTING_CTAS = 32;
 // The tiles that the kernels exist for: for many rows an expert, and for few.
 constexpr GemmTile CUDA_TILES[] = {{128, 256, false}, {64, 128, false}};
 constexpr int NUM_CUDA_TILES = sizeof(CUDA_TILES) / sizeof(CUDA_TILES[0]);
+// Rows in a box of TMA: a low tile's expert has few rows as a rule.
+MK_HOST_DEVICE constexpr int expert_box_rows(int block_m) { return block_m > 64 ? block_m : 16; }
 
 struct CudaRouting {
   int rank;

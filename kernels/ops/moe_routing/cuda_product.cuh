@@ -95,6 +95,7 @@ __device__ __forceinline__ bool next_work(GroupedTileCursor<Passes>& cursor, con
 }
 
 // Producer, one thread: rows from `row` of `map_rows` on, once wait() has returned, but for the first weights.
+// Of a low tile, which has few as a rule, no more than there are.
 // at_k_step(k_step) comes with the loads of each.
 template <class Config, class Wait, class AtKStep>
 __device__ __forceinline__ void load_expert_tile(MainloopStorage<Config>& smem,
@@ -103,9 +104,12 @@ __device__ __forceinline__ void load_expert_tile(MainloopStorage<Config>& smem,
                                                  const GroupedTile& work, const CtasInStep& in_step,
                                                  Wait&& wait, AtKStep&& at_k_step) {
   const int n = work.n_tile * Config::BLOCK_N;
+  const StageBoxes boxes =
+      stage_boxes(work.row_end - work.row, Config::BLOCK_M, expert_box_rows(Config::BLOCK_M));
+  const uint32_t bytes = boxes.bytes() + Config::B_STAGE_BYTES;
   for (int k_step = 0; k_step < work.k_end; ++k_step) {
     mbarrier_wait(&smem.stage_empty[cursor.stage], cursor.phase ^ 1);
-    ptx::mbarrier_arrive_expect_tx(&smem.stage_full[cursor.stage], Config::STAGE_BYTES);
+    ptx::mbarrier_arrive_expect_tx(&smem.stage_full[cursor.stage], bytes);
     load_weights_stage<Config>(smem, cursor.stage, map_w, n, k_step * Config::BLOCK_K, work.group);
     if (k_step == 0) {
       wait();
@@ -114,7 +118,7 @@ __device__ __forceinline__ void load_expert_tile(MainloopStorage<Config>& smem,
     }
     in_step.at_k_step(k_step, 0, work.k_end);
     at_k_step(k_step);
-    load_a_stage<Config>(smem, cursor.stage, map_rows, row, k_step * Config::BLOCK_K);
+    load_a_stage<Config>(smem, cursor.stage, map_rows, boxes, row, k_step * Config::BLOCK_K);
     cursor.advance();
   }
 }

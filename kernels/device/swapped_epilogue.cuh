@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: MIT
+// The epilogue of a tile whose rows are the output's columns (gemm_swapped_kernel.cuh): what a lane has lies in
+// one column, and is turned round between the lanes of a warp.
+#pragma once
+
+#include "kernels/device/gemm_epilogue.cuh"
+
+namespace mk {
+
+template <class Value>
+__device__ __forceinline__ float value_of_column(const void* values, int n, int num_columns) {
+  return n < num_columns ? static_cast<float>(static_cast<const Value*>(values)[n]) : 0.0f;
+}
+
+__device__ __forceinline__ float bias_of_column(const EpilogueParams& params, int n) {
+  if (params.bias_type == GemmType::bf16) return value_of_column<__nv_bfloat16>(params.bias, n, params.n);
+  if (params.bias_type == GemmType::fp16) return value_of_column<__half>(params.bias, n, params.n);
+  return value_of_column<float>(params.bias, n, params.n);
+}
+
+// `row`, `column`: those of the lane's first accumulator.
+template <class Out, int NUM_ACCUMULATORS>
+__device__ __forceinline__ void add_c_columns(float (&accumulators)[NUM_ACCUMULATORS],
+                                              const EpilogueParams& params, int row, int row_end, int column) {
+#pragma unroll
+  for (int i = 0; i < NUM_ACCUMULATORS; ++i) {
+    const int m = row + 8 * (i / 4) + i % 2;
+    const int n = column + 8 * (i / 2 % 2);
+    if (m < row_end && n < params.n)
+      accumulators[i] += static_cast<float>(static_cast<const Out*>(params.c)[m * params.ldc + n]);
+  }
+}
+
+// Eight rows of 16 columns at a time: a lane has two neighbouring rows of a column and turns them, 16-bit, into
+// two columns of a row, and with its neighbour's into four.
+template <class Out, int NUM_ACCUMULATORS>
+__device__ __forceinline__ void store_columns_16_bit(const float (&d)[NUM_ACCUMULATORS],
+                                                     const EpilogueParams& params, int m, int m_end, int n) {
+  const int lane = threadIdx.x % 32;
+  const bool is_odd = lane % 2 != 0;
+  const int row = m + lane / 4;
+  const int column = n + (is_odd ? 8 + (lane % 4 - 1) * 2 : lane % 4 * 2);
+  Out* destination = static_cast<Out*>(params.c) + row * params.ldc + column;
+  const bool is_whole = params.rows_aligned && n + 16 <= params.n;
+#pragma unroll
+  for (int i = 0; i < NUM_ACCUMULATORS / 4; ++i) {
+    const uint32_t low = ptx::movmatrix_trans(pack_pair<Out>(d[4 * i], d[4 * i + 1]));
+    const uint32_t high = ptx::movmatrix_trans(pack_pair<Out>(d[4 * i + 2], d[4 * i + 3]));
+    const uint32_t other = __shfl_xor_sync(~0u, is_odd ? low : high, 1);
+    const uint2 four = is_odd ? make_uint2(other, high) : make_uint2(low, other);
+    const bool has_row = row + 8 * i < m_end;
+    Out* const to = destination + 8 * i * params.ldc;
+    if (has_row && is_whole) *reinterpret_cast<uint2*>(to) = four;
+    if (has_row && !is_whole) {
+      // Rolled up, for there are many of these.
+      uint64_t left = uint64_t{four.y} << 32 | four.x;
+#pragma unroll 1
+      for (int j = 0; j < 4 && column + j < params.n; ++j, left >>= 16) {
+        reinterpret_cast<uint16_t*>(to)[j] = static_cast<uint16_t>(left);
+      }
+    }
+  }
+}
+
+template <int NUM_ACCUMULATORS>
+__device__ __forceinline__ void store_columns_fp32(const float (&d)[NUM_ACCUMULATORS],
+                                                   const EpilogueParams& params, int row, int row_end,
+                                                   int column) {
+#pragma unroll
+  for (int i = 0; i < NUM_ACCUMULATORS; ++i) {
+    const int m = row + 8 * (i / 4) + i % 2;
+    const int n = column + 8 * (i / 2 % 2);
+    if (m < row_end && n < params.n) static_cast<float*>(params.c)[m * params.ldc + n] = d[i];
+  }
+}
+
+template <class Out, int NUM_ACCUMULATORS>
+__device__ __forceinline__ void finish_columns_16_bit(float (&accumulators)[NUM_ACCUMULATORS],
+                                                      const EpilogueParams& params, int m, int m_end, int n) {
+  const int lane = threadIdx.x % 32;
+  if (params.accumulate) add_c_columns<Out>(accumulators, params, m + lane % 4 * 2, m_end, n + lane / 4);
+  store_columns_16_bit<Out>(accumulators, params, m, m_end, n);
+}
+
+// One warp's 16 columns of the output, from `n` on, in the rows from `m` on, as far as they lie before `m_end`.
+template <int NUM_ACCUMULATORS>
+__device__ __forceinline__ void store_tile_columns(float (&accumulators)[NUM_ACCUMULATORS],
+                                                   const EpilogueParams& params, int m, int m_end, int n) {
+  if (!__any_sync(~0u, n < params.n)) return;
+  const int lane = threadIdx.x % 32;
+  const int row = m + lane % 4 * 2, column = n + lane / 4;
+  if (params.bias != nullptr) {
+    const float of_first = bias_of_column(params, column), of_second = bias_of_column(params, column + 8);
+#pragma unroll
+    for (int i = 0; i < NUM_ACCUMULATORS; ++i) accumulators[i] += i / 2 % 2 == 0 ? of_first : of_second;
+  }
+  if (params.out_type == GemmType::bf16) {
+    finish_columns_16_bit<__nv_bfloat16>(accumulators, params, m, m_end, n);
+  } else if (params.out_type == GemmType::fp16) {
+    finish_columns_16_bit<__half>(accumulators, params, m, m_end, n);
+  } else {
+    if (params.accumulate) add_c_columns<float>(accumulators, params, row, m_end, column);
+    store_columns_fp32(accumulators, params, row, m_end, column);
+  }
+  __syncwarp();
+}
+
+}  // namespace mk
