@@ -16,6 +16,9 @@ namespace {
 constexpr int JOINT_TILES_PER_CTA = 4;
 // For so many times as long as a tile has keys of its own rank, all others' may travel.
 constexpr double MOST_TRAVEL = 1.25;
+// Where keys take so much longer to come than all tiles to compute, tiles wait for them: they are taken whole,
+// and head by head, as keys arrive.
+constexpr double MOST_WAIT_US = 50;
 // Of more tiles than that for each CTA, what whole ones leave idle is not worth it.
 constexpr int MOST_TILES_PER_CTA = 24;
 // No part is longer than this many times what is then left for each CTA to do,
@@ -215,6 +218,7 @@ QueryItems plan_query_items(const QueryItemsShape& shape, QueryTiles* tiles) {
     return best;
   }
   const Planner in_turn(shape, *tiles);
+  if (shape.keys_us > in_turn.ideal_us() + MOST_WAIT_US) return best;
   consider(in_turn, in_turn.whole(), LEAST_GAIN);
   QueryTiles joint = *tiles;
   joint.joint_heads = joint_heads;

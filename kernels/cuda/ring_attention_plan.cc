@@ -405,6 +405,10 @@ Result<RingAttentionPlan> ring_attention_plan(const RingAttentionCall& call, int
   } else {
     pushed = plan.plan.link_bytes = pushed_bytes(one, plan.tiles.slices, rank, tile.block_n);
   }
+  // With a mask ranks push unequally much.
+  int64_t most_pushed = pushed;
+  for (int source = 0; source < nranks && !nodes; ++source)
+    most_pushed = std::max(most_pushed, pushed_bytes(one, plan.tiles.slices, source, tile.block_n));
   plan.num_push_ctas = push_ctas(call, plan.panels, pushed, num_sms);
   const int most = call.tuning.compute_ctas > 0 ? std::min(num_sms, call.tuning.compute_ctas) : num_sms;
   int64_t num_items = num_tiles;
@@ -415,7 +419,7 @@ Result<RingAttentionPlan> ring_attention_plan(const RingAttentionCall& call, int
                                    most,
                                    std::min(plan.num_push_ctas, most),
                                    push_us,
-                                   std::max(push_us, network_us),
+                                   std::max(static_cast<double>(most_pushed) / LINK_BYTES_PER_US, network_us),
                                    staging_bytes,
                                    STAGING_FLAGS_BYTES / sizeof(uint32_t)};
     plan.items = plan_query_items(shape, &plan.tiles);
