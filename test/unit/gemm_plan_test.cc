@@ -117,6 +117,22 @@ TEST_CASE("where a CTA has many thousand k-steps, CTAs are kept in step, and the
   CHECK(gemm_plan_with(shape_of(8192, 28672, 8192), NUM_SMS, {128, 256, false}, -1).workspace_bytes == 0);
 }
 
+TEST_CASE("where a row or a few of tiles leave others half empty, operands are in each other's place") {
+  const GemmShape few = shape_of(150, 28672, 8192);
+  const GemmPlan plan = gemm_plan(few, NUM_SMS, H200);
+  CHECK(plan.is_swapped);
+  CHECK(plan.block_n >= few.m);
+  CHECK(gemm_plan_num_tiles(few, plan) == 112);  // 256 columns each, and all rows
+  CHECK(plan.num_workers == 112);
+  CHECK(gemm_plan(shape_of(640, 8192, 14336), NUM_SMS, H200).is_swapped);
+  CHECK_FALSE(gemm_plan(shape_of(128, 28672, 8192), NUM_SMS, H200).is_swapped);
+  CHECK_FALSE(gemm_plan(shape_of(300, 8192, 7168), NUM_SMS, H200).is_swapped);
+  CHECK_FALSE(gemm_plan(shape_of(4096, 4096, 4096), NUM_SMS, H200).is_swapped);
+  GemmShape transposed = few;
+  transposed.a_transposed = true;
+  CHECK_FALSE(gemm_plan(transposed, NUM_SMS, H200).is_swapped);
+}
+
 TEST_CASE("boxes of TMA make up a tile, and have hardly more of what is outside than there need be") {
   for (const int block : {64, 80, 96, 128, 160, 192, 224, 256}) {
     for (int64_t rows = 0; rows <= 3 * block + 1; ++rows) {
