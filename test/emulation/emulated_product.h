@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "kernels/device/load_params.h"
 #include "kernels/device/partial_sums.cuh"
 #include "kernels/device/rank_gemm.cuh"
 

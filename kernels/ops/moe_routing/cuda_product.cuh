@@ -7,6 +7,7 @@
 
 #include "kernels/device/ctas_in_step.cuh"
 #include "kernels/device/grouped_tiles.h"
+#include "kernels/device/load_params.h"
 #include "kernels/device/rank_gemm.cuh"
 #include "kernels/device/tile_tickets.cuh"
 #include "kernels/ops/moe_routing/cuda_routing.cuh"
