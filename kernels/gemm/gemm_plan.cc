@@ -44,7 +44,6 @@ constexpr double PAIR_EFFICIENCY = 0.88;
 constexpr double PAIR_START_US = 0.8;
 
 // Boxes of TMA.
-constexpr int MAX_BOX_ROWS = 256;
 constexpr int SWIZZLED_ROWS = 8;  // the swizzle's period: boxes begin there
 constexpr int MIN_BOX_ROWS = 32;  // of a part of a tile
 
@@ -203,13 +202,13 @@ GemmShape swapped(const GemmShape& shape) {
 }
 
 int stage_box_rows(int64_t rows, int block_rows) {
-  if (rows <= std::min(block_rows, MAX_BOX_ROWS))
+  if (rows <= block_rows)
     return static_cast<int>(std::max<int64_t>(1, (rows + SWIZZLED_ROWS - 1) / SWIZZLED_ROWS) * SWIZZLED_ROWS);
   int best = 0;
   int64_t fewest_outside = 0;
   for (int num = 1; block_rows / num >= MIN_BOX_ROWS; ++num) {
     const int box = block_rows / num;
-    if (block_rows % (num * SWIZZLED_ROWS) != 0 || box > MAX_BOX_ROWS) continue;
+    if (block_rows % (num * SWIZZLED_ROWS) != 0) continue;
     const int64_t outside = (box - rows % box) % box;
     if (best != 0 && outside + SWIZZLED_ROWS > fewest_outside) continue;
     best = box;

@@ -40,9 +40,8 @@ struct alignas(128) RankGemmStorage<EmulatedConfig> {
 
 // 64 rows of dY, [m, k].
 template <class Config>
-void load_a_stage(MainloopStorage<Config>& smem, int stage, const CUtensorMap* map_a, const StageBoxes& boxes,
-                  int m, int k) {
-  if (boxes.num == 0) return;
+void load_a_stage(MainloopStorage<Config>& smem, int stage, const CUtensorMap* map_a, const StageBoxes&, int m,
+                  int k) {
   uint64_t not_counted = 0;
   ptx::cp_async_bulk_tensor_3d_shared_global(smem.a[stage], map_a, &not_counted, m, k, 0);
 }
