@@ -53,93 +53,51 @@ __device__ __forceinline__ constexpr uint64_t wgmma_descriptor_swizzle_128b(uint
 
 // PTX ISA 9.7.15.5.2: wgmma.mma_async, d = a b (+ d if ACCUMULATE), fp32 accumulators.
 // The only difference between the two input types is the type's name in the instruction.
+// Operands of so many accumulators: what stands for them in the instruction, and the registers.
 #define MK_WGMMA_D16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-#define MK_WGMMA_D32                                                       \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define MK_WGMMA_D40                                                                 \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
-  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-  "%32, %33, %34, %35, %36, %37, %38, %39"
-#define MK_WGMMA_D48                                                                 \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
-  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
-#define MK_WGMMA_D64                                                                 \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
-  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define MK_WGMMA_D80                                                                 \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
-  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
-  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
-#define MK_WGMMA_D88                                                                 \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
-  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
-  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
-  "%80, %81, %82, %83, %84, %85, %86, %87"
-#define MK_WGMMA_D96                                                                 \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
-  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
-  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
-  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-#define MK_WGMMA_D112                                                                \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
-  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
-  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
-  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
-  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
-#define MK_WGMMA_D128                                                                            \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                       \
-  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "             \
-  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "             \
-  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "             \
-  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "             \
-  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "             \
-  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
-  "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-#define MK_WGMMA_D8(d, i)                                                                                     \
-  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
-      "+f"(d[i + 7])
-#define MK_WGMMA_OUT16(d) MK_WGMMA_D8(d, 0), MK_WGMMA_D8(d, 8)
-#define MK_WGMMA_OUT32(d) MK_WGMMA_D8(d, 0), MK_WGMMA_D8(d, 8), MK_WGMMA_D8(d, 16), MK_WGMMA_D8(d, 24)
-#define MK_WGMMA_OUT40(d) \
-  MK_WGMMA_D8(d, 0), MK_WGMMA_D8(d, 8), MK_WGMMA_D8(d, 16), MK_WGMMA_D8(d, 24), MK_WGMMA_D8(d, 32)
-#define MK_WGMMA_OUT48(d)                                                                           \
-  MK_WGMMA_D8(d, 0), MK_WGMMA_D8(d, 8), MK_WGMMA_D8(d, 16), MK_WGMMA_D8(d, 24), MK_WGMMA_D8(d, 32), \
-      MK_WGMMA_D8(d, 40)
-#define MK_WGMMA_OUT64(d)                                                                           \
-  MK_WGMMA_D8(d, 0), MK_WGMMA_D8(d, 8), MK_WGMMA_D8(d, 16), MK_WGMMA_D8(d, 24), MK_WGMMA_D8(d, 32), \
-      MK_WGMMA_D8(d, 40), MK_WGMMA_D8(d, 48), MK_WGMMA_D8(d, 56)
-#define MK_WGMMA_OUT80(d)                                                                           \
-  MK_WGMMA_D8(d, 0), MK_WGMMA_D8(d, 8), MK_WGMMA_D8(d, 16), MK_WGMMA_D8(d, 24), MK_WGMMA_D8(d, 32), \
-      MK_WGMMA_D8(d, 40), MK_WGMMA_D8(d, 48), MK_WGMMA_D8(d, 56), MK_WGMMA_D8(d, 64), MK_WGMMA_D8(d, 72)
-#define MK_WGMMA_OUT88(d)                                                                                 \
-  MK_WGMMA_D8(d, 0), MK_WGMMA_D8(d, 8), MK_WGMMA_D8(d, 16), MK_WGMMA_D8(d, 24), MK_WGMMA_D8(d, 32),       \
-      MK_WGMMA_D8(d, 40), MK_WGMMA_D8(d, 48), MK_WGMMA_D8(d, 56), MK_WGMMA_D8(d, 64), MK_WGMMA_D8(d, 72), \
-      MK_WGMMA_D8(d, 80)
-#define MK_WGMMA_OUT96(d)                                                                                 \
-  MK_WGMMA_D8(d, 0), MK_WGMMA_D8(d, 8), MK_WGMMA_D8(d, 16), MK_WGMMA_D8(d, 24), MK_WGMMA_D8(d, 32),       \
-      MK_WGMMA_D8(d, 40), MK_WGMMA_D8(d, 48), MK_WGMMA_D8(d, 56), MK_WGMMA_D8(d, 64), MK_WGMMA_D8(d, 72), \
-      MK_WGMMA_D8(d, 80), MK_WGMMA_D8(d, 88)
-#define MK_WGMMA_OUT112(d)                                                                                \
-  MK_WGMMA_D8(d, 0), MK_WGMMA_D8(d, 8), MK_WGMMA_D8(d, 16), MK_WGMMA_D8(d, 24), MK_WGMMA_D8(d, 32),       \
-      MK_WGMMA_D8(d, 40), MK_WGMMA_D8(d, 48), MK_WGMMA_D8(d, 56), MK_WGMMA_D8(d, 64), MK_WGMMA_D8(d, 72), \
-      MK_WGMMA_D8(d, 80), MK_WGMMA_D8(d, 88), MK_WGMMA_D8(d, 96), MK_WGMMA_D8(d, 104)
-#define MK_WGMMA_OUT128(d)                                                                                  \
-  MK_WGMMA_D8(d, 0), MK_WGMMA_D8(d, 8), MK_WGMMA_D8(d, 16), MK_WGMMA_D8(d, 24), MK_WGMMA_D8(d, 32),         \
-      MK_WGMMA_D8(d, 40), MK_WGMMA_D8(d, 48), MK_WGMMA_D8(d, 56), MK_WGMMA_D8(d, 64), MK_WGMMA_D8(d, 72),   \
-      MK_WGMMA_D8(d, 80), MK_WGMMA_D8(d, 88), MK_WGMMA_D8(d, 96), MK_WGMMA_D8(d, 104), MK_WGMMA_D8(d, 112), \
-      MK_WGMMA_D8(d, 120)
+#define MK_WGMMA_D32 \
+  MK_WGMMA_D16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define MK_WGMMA_D36 MK_WGMMA_D32 ", %32, %33, %34, %35"
+#define MK_WGMMA_D40 MK_WGMMA_D36 ", %36, %37, %38, %39"
+#define MK_WGMMA_D48 MK_WGMMA_D40 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define MK_WGMMA_D52 MK_WGMMA_D48 ", %48, %49, %50, %51"
+#define MK_WGMMA_D56 MK_WGMMA_D52 ", %52, %53, %54, %55"
+#define MK_WGMMA_D60 MK_WGMMA_D56 ", %56, %57, %58, %59"
+#define MK_WGMMA_D64 MK_WGMMA_D60 ", %60, %61, %62, %63"
+#define MK_WGMMA_D68 MK_WGMMA_D64 ", %64, %65, %66, %67"
+#define MK_WGMMA_D72 MK_WGMMA_D68 ", %68, %69, %70, %71"
+#define MK_WGMMA_D76 MK_WGMMA_D72 ", %72, %73, %74, %75"
+#define MK_WGMMA_D80 MK_WGMMA_D76 ", %76, %77, %78, %79"
+#define MK_WGMMA_D84 MK_WGMMA_D80 ", %80, %81, %82, %83"
+#define MK_WGMMA_D88 MK_WGMMA_D84 ", %84, %85, %86, %87"
+#define MK_WGMMA_D96 MK_WGMMA_D88 ", %88, %89, %90, %91, %92, %93, %94, %95"
+#define MK_WGMMA_D108 MK_WGMMA_D96 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107"
+#define MK_WGMMA_D112 MK_WGMMA_D108 ", %108, %109, %110, %111"
+#define MK_WGMMA_D120 MK_WGMMA_D112 ", %112, %113, %114, %115, %116, %117, %118, %119"
+#define MK_WGMMA_D128 MK_WGMMA_D120 ", %120, %121, %122, %123, %124, %125, %126, %127"
+#define MK_WGMMA_R4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define MK_WGMMA_R8(d, i) MK_WGMMA_R4(d, i), MK_WGMMA_R4(d, i + 4)
+#define MK_WGMMA_R16(d, i) MK_WGMMA_R8(d, i), MK_WGMMA_R8(d, i + 8)
+#define MK_WGMMA_OUT16(d) MK_WGMMA_R16(d, 0)
+#define MK_WGMMA_OUT32(d) MK_WGMMA_OUT16(d), MK_WGMMA_R16(d, 16)
+#define MK_WGMMA_OUT36(d) MK_WGMMA_OUT32(d), MK_WGMMA_R4(d, 32)
+#define MK_WGMMA_OUT40(d) MK_WGMMA_OUT36(d), MK_WGMMA_R4(d, 36)
+#define MK_WGMMA_OUT48(d) MK_WGMMA_OUT40(d), MK_WGMMA_R8(d, 40)
+#define MK_WGMMA_OUT52(d) MK_WGMMA_OUT48(d), MK_WGMMA_R4(d, 48)
+#define MK_WGMMA_OUT56(d) MK_WGMMA_OUT52(d), MK_WGMMA_R4(d, 52)
+#define MK_WGMMA_OUT60(d) MK_WGMMA_OUT56(d), MK_WGMMA_R4(d, 56)
+#define MK_WGMMA_OUT64(d) MK_WGMMA_OUT60(d), MK_WGMMA_R4(d, 60)
+#define MK_WGMMA_OUT68(d) MK_WGMMA_OUT64(d), MK_WGMMA_R4(d, 64)
+#define MK_WGMMA_OUT72(d) MK_WGMMA_OUT68(d), MK_WGMMA_R4(d, 68)
+#define MK_WGMMA_OUT76(d) MK_WGMMA_OUT72(d), MK_WGMMA_R4(d, 72)
+#define MK_WGMMA_OUT80(d) MK_WGMMA_OUT76(d), MK_WGMMA_R4(d, 76)
+#define MK_WGMMA_OUT84(d) MK_WGMMA_OUT80(d), MK_WGMMA_R4(d, 80)
+#define MK_WGMMA_OUT88(d) MK_WGMMA_OUT84(d), MK_WGMMA_R4(d, 84)
+#define MK_WGMMA_OUT96(d) MK_WGMMA_OUT88(d), MK_WGMMA_R8(d, 88)
+#define MK_WGMMA_OUT108(d) MK_WGMMA_OUT96(d), MK_WGMMA_R8(d, 96), MK_WGMMA_R4(d, 104)
+#define MK_WGMMA_OUT112(d) MK_WGMMA_OUT108(d), MK_WGMMA_R4(d, 108)
+#define MK_WGMMA_OUT120(d) MK_WGMMA_OUT112(d), MK_WGMMA_R8(d, 112)
+#define MK_WGMMA_OUT128(d) MK_WGMMA_OUT120(d), MK_WGMMA_R8(d, 120)
 
 #define MK_WGMMA(N, TYPE, D_LIST, D_OUT, A, B, SCALE_D, T_A, T_B)                                 \
   asm volatile(                                                                                   \
@@ -154,104 +112,37 @@ __device__ __forceinline__ constexpr uint64_t wgmma_descriptor_swizzle_128b(uint
       : D_OUT                                                                                     \
       : "l"(descriptor_a), "l"(descriptor_b), "r"(accumulate), "n"(TRANSPOSE_A), "n"(TRANSPOSE_B))
 
-template <class Element, int TRANSPOSE_A, int TRANSPOSE_B>
-__device__ __forceinline__ void wgmma_mma_async_k16(float (&d)[16], uint64_t descriptor_a,
-                                                    uint64_t descriptor_b, int accumulate) {
-  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
-    MK_WGMMA("32", "bf16", MK_WGMMA_D16, MK_WGMMA_OUT16(d), "16", "17", "18", "19", "20");
-  } else {
-    MK_WGMMA("32", "f16", MK_WGMMA_D16, MK_WGMMA_OUT16(d), "16", "17", "18", "19", "20");
+// Of N columns, of which a thread has COUNT accumulators; A to T_B are the operands after these.
+#define MK_WGMMA_OF_COLUMNS(N, COUNT, A, B, SCALE_D, T_A, T_B)                                 \
+  template <class Element, int TRANSPOSE_A, int TRANSPOSE_B>                                   \
+  __device__ __forceinline__ void wgmma_mma_async_k16(float(&d)[COUNT], uint64_t descriptor_a, \
+                                                      uint64_t descriptor_b, int accumulate) { \
+    if constexpr (std::is_same_v<Element, __nv_bfloat16>) {                                    \
+      MK_WGMMA(N, "bf16", MK_WGMMA_D##COUNT, MK_WGMMA_OUT##COUNT(d), A, B, SCALE_D, T_A, T_B); \
+    } else {                                                                                   \
+      MK_WGMMA(N, "f16", MK_WGMMA_D##COUNT, MK_WGMMA_OUT##COUNT(d), A, B, SCALE_D, T_A, T_B);  \
+    }                                                                                          \
   }
-}
-template <class Element, int TRANSPOSE_A, int TRANSPOSE_B>
-__device__ __forceinline__ void wgmma_mma_async_k16(float (&d)[32], uint64_t descriptor_a,
-                                                    uint64_t descriptor_b, int accumulate) {
-  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
-    MK_WGMMA("64", "bf16", MK_WGMMA_D32, MK_WGMMA_OUT32(d), "32", "33", "34", "35", "36");
-  } else {
-    MK_WGMMA("64", "f16", MK_WGMMA_D32, MK_WGMMA_OUT32(d), "32", "33", "34", "35", "36");
-  }
-}
-
-template <class Element, int TRANSPOSE_A, int TRANSPOSE_B>
-__device__ __forceinline__ void wgmma_mma_async_k16(float (&d)[40], uint64_t descriptor_a,
-                                                    uint64_t descriptor_b, int accumulate) {
-  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
-    MK_WGMMA("80", "bf16", MK_WGMMA_D40, MK_WGMMA_OUT40(d), "40", "41", "42", "43", "44");
-  } else {
-    MK_WGMMA("80", "f16", MK_WGMMA_D40, MK_WGMMA_OUT40(d), "40", "41", "42", "43", "44");
-  }
-}
-
-template <class Element, int TRANSPOSE_A, int TRANSPOSE_B>
-__device__ __forceinline__ void wgmma_mma_async_k16(float (&d)[48], uint64_t descriptor_a,
-                                                    uint64_t descriptor_b, int accumulate) {
-  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
-    MK_WGMMA("96", "bf16", MK_WGMMA_D48, MK_WGMMA_OUT48(d), "48", "49", "50", "51", "52");
-  } else {
-    MK_WGMMA("96", "f16", MK_WGMMA_D48, MK_WGMMA_OUT48(d), "48", "49", "50", "51", "52");
-  }
-}
-
-template <class Element, int TRANSPOSE_A, int TRANSPOSE_B>
-__device__ __forceinline__ void wgmma_mma_async_k16(float (&d)[64], uint64_t descriptor_a,
-                                                    uint64_t descriptor_b, int accumulate) {
-  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
-    MK_WGMMA("128", "bf16", MK_WGMMA_D64, MK_WGMMA_OUT64(d), "64", "65", "66", "67", "68");
-  } else {
-    MK_WGMMA("128", "f16", MK_WGMMA_D64, MK_WGMMA_OUT64(d), "64", "65", "66", "67", "68");
-  }
-}
-
-template <class Element, int TRANSPOSE_A, int TRANSPOSE_B>
-__device__ __forceinline__ void wgmma_mma_async_k16(float (&d)[80], uint64_t descriptor_a,
-                                                    uint64_t descriptor_b, int accumulate) {
-  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
-    MK_WGMMA("160", "bf16", MK_WGMMA_D80, MK_WGMMA_OUT80(d), "80", "81", "82", "83", "84");
-  } else {
-    MK_WGMMA("160", "f16", MK_WGMMA_D80, MK_WGMMA_OUT80(d), "80", "81", "82", "83", "84");
-  }
-}
-
-template <class Element, int TRANSPOSE_A, int TRANSPOSE_B>
-__device__ __forceinline__ void wgmma_mma_async_k16(float (&d)[88], uint64_t descriptor_a,
-                                                    uint64_t descriptor_b, int accumulate) {
-  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
-    MK_WGMMA("176", "bf16", MK_WGMMA_D88, MK_WGMMA_OUT88(d), "88", "89", "90", "91", "92");
-  } else {
-    MK_WGMMA("176", "f16", MK_WGMMA_D88, MK_WGMMA_OUT88(d), "88", "89", "90", "91", "92");
-  }
-}
-
-template <class Element, int TRANSPOSE_A, int TRANSPOSE_B>
-__device__ __forceinline__ void wgmma_mma_async_k16(float (&d)[96], uint64_t descriptor_a,
-                                                    uint64_t descriptor_b, int accumulate) {
-  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
-    MK_WGMMA("192", "bf16", MK_WGMMA_D96, MK_WGMMA_OUT96(d), "96", "97", "98", "99", "100");
-  } else {
-    MK_WGMMA("192", "f16", MK_WGMMA_D96, MK_WGMMA_OUT96(d), "96", "97", "98", "99", "100");
-  }
-}
-
-template <class Element, int TRANSPOSE_A, int TRANSPOSE_B>
-__device__ __forceinline__ void wgmma_mma_async_k16(float (&d)[112], uint64_t descriptor_a,
-                                                    uint64_t descriptor_b, int accumulate) {
-  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
-    MK_WGMMA("224", "bf16", MK_WGMMA_D112, MK_WGMMA_OUT112(d), "112", "113", "114", "115", "116");
-  } else {
-    MK_WGMMA("224", "f16", MK_WGMMA_D112, MK_WGMMA_OUT112(d), "112", "113", "114", "115", "116");
-  }
-}
-
-template <class Element, int TRANSPOSE_A, int TRANSPOSE_B>
-__device__ __forceinline__ void wgmma_mma_async_k16(float (&d)[128], uint64_t descriptor_a,
-                                                    uint64_t descriptor_b, int accumulate) {
-  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
-    MK_WGMMA("256", "bf16", MK_WGMMA_D128, MK_WGMMA_OUT128(d), "128", "129", "130", "131", "132");
-  } else {
-    MK_WGMMA("256", "f16", MK_WGMMA_D128, MK_WGMMA_OUT128(d), "128", "129", "130", "131", "132");
-  }
-}
+MK_WGMMA_OF_COLUMNS("32", 16, "16", "17", "18", "19", "20")
+MK_WGMMA_OF_COLUMNS("64", 32, "32", "33", "34", "35", "36")
+MK_WGMMA_OF_COLUMNS("72", 36, "36", "37", "38", "39", "40")
+MK_WGMMA_OF_COLUMNS("80", 40, "40", "41", "42", "43", "44")
+MK_WGMMA_OF_COLUMNS("96", 48, "48", "49", "50", "51", "52")
+MK_WGMMA_OF_COLUMNS("104", 52, "52", "53", "54", "55", "56")
+MK_WGMMA_OF_COLUMNS("112", 56, "56", "57", "58", "59", "60")
+MK_WGMMA_OF_COLUMNS("120", 60, "60", "61", "62", "63", "64")
+MK_WGMMA_OF_COLUMNS("128", 64, "64", "65", "66", "67", "68")
+MK_WGMMA_OF_COLUMNS("136", 68, "68", "69", "70", "71", "72")
+MK_WGMMA_OF_COLUMNS("144", 72, "72", "73", "74", "75", "76")
+MK_WGMMA_OF_COLUMNS("152", 76, "76", "77", "78", "79", "80")
+MK_WGMMA_OF_COLUMNS("160", 80, "80", "81", "82", "83", "84")
+MK_WGMMA_OF_COLUMNS("168", 84, "84", "85", "86", "87", "88")
+MK_WGMMA_OF_COLUMNS("176", 88, "88", "89", "90", "91", "92")
+MK_WGMMA_OF_COLUMNS("192", 96, "96", "97", "98", "99", "100")
+MK_WGMMA_OF_COLUMNS("216", 108, "108", "109", "110", "111", "112")
+MK_WGMMA_OF_COLUMNS("224", 112, "112", "113", "114", "115", "116")
+MK_WGMMA_OF_COLUMNS("240", 120, "120", "121", "122", "123", "124")
+MK_WGMMA_OF_COLUMNS("256", 128, "128", "129", "130", "131", "132")
 
 // The same with A in registers (9.7.15.5.1.1, A fragment): a[0], a[1] are columns 2 (i % 4) and the next of
 // rows i / 4 and i / 4 + 8, a[2], a[3] those 8 columns further on. They must not change until the product is
@@ -285,25 +176,50 @@ __device__ __forceinline__ void wgmma_mma_async_k16_a_registers(float (&d)[64], 
 }
 
 #undef MK_WGMMA_A_REGISTERS
+#undef MK_WGMMA_OF_COLUMNS
 #undef MK_WGMMA
+#undef MK_WGMMA_D16
+#undef MK_WGMMA_OUT16
 #undef MK_WGMMA_D32
 #undef MK_WGMMA_OUT32
+#undef MK_WGMMA_D36
+#undef MK_WGMMA_OUT36
 #undef MK_WGMMA_D40
 #undef MK_WGMMA_OUT40
 #undef MK_WGMMA_D48
 #undef MK_WGMMA_OUT48
+#undef MK_WGMMA_D52
+#undef MK_WGMMA_OUT52
+#undef MK_WGMMA_D56
+#undef MK_WGMMA_OUT56
+#undef MK_WGMMA_D60
+#undef MK_WGMMA_OUT60
 #undef MK_WGMMA_D64
 #undef MK_WGMMA_OUT64
+#undef MK_WGMMA_D68
+#undef MK_WGMMA_OUT68
+#undef MK_WGMMA_D72
+#undef MK_WGMMA_OUT72
+#undef MK_WGMMA_D76
+#undef MK_WGMMA_OUT76
 #undef MK_WGMMA_D80
 #undef MK_WGMMA_OUT80
+#undef MK_WGMMA_D84
+#undef MK_WGMMA_OUT84
 #undef MK_WGMMA_D88
 #undef MK_WGMMA_OUT88
 #undef MK_WGMMA_D96
 #undef MK_WGMMA_OUT96
+#undef MK_WGMMA_D108
+#undef MK_WGMMA_OUT108
 #undef MK_WGMMA_D112
 #undef MK_WGMMA_OUT112
+#undef MK_WGMMA_D120
+#undef MK_WGMMA_OUT120
 #undef MK_WGMMA_D128
 #undef MK_WGMMA_OUT128
-#undef MK_WGMMA_D8
+#undef MK_WGMMA_R4
+#undef MK_WGMMA_R8
+#undef MK_WGMMA_R16
 
 }  // namespace mk::ptx
