@@ -237,13 +237,13 @@ bool plan_clusters(const GemmCall& call, int num_sms, const GemmClusterLimits& l
   if (!may_be(best)) return false;
   const GemmPlan other =
       choose_tile(call, gather_tiles(call, call.m <= MAX_MERGED_ROWS), call.m, 1, call.k, num_sms, true);
-  const double other_us = other.predicted_us + (best.in_pairs ? WAIT_US : 0);
+  const double other_us = other.predicted_us + (best.in_clusters() ? WAIT_US : 0);
   if (other.block_m > 0 && other_us < best.predicted_us) return false;
   to.gemm = best;
   to.merged = true;
   to.num_owners = 1;
   to.plan.copy_ctas = 0;
-  to.tile_rows = static_cast<int>(ceil_div(call.m, best.block_m * (best.in_pairs ? 2 : 1)));
+  to.tile_rows = static_cast<int>(ceil_div(call.m, best.block_m * (best.in_clusters() ? 2 : 1)));
   return true;
 }
 

@@ -147,8 +147,8 @@ Result<mk_plan_t> CudaExecutor::plan(const OperatorCall& any) const {
   } else {
     const GemmPlan& chosen = planned.value()->alone;
     plan.compute_ctas = chosen.num_ctas();
-    plan.tile_m = chosen.block_m;
-    plan.tile_n = chosen.block_n;
+    plan.tile_m = chosen.is_swapped ? chosen.block_n : chosen.block_m;
+    plan.tile_n = chosen.is_swapped ? chosen.block_m : chosen.block_n;
     plan.workspace_bytes = max_workspace_bytes();
     plan.prepared = workspace_ != nullptr ? 1 : 0;
   }

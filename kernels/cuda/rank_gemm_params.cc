@@ -24,7 +24,8 @@ bool fill_load(const GemmCall& call, const GemmPlan& plan, int64_t a_rows, int64
   load->a_box_rows = stage_box_rows(max_rows, plan.block_m);
   return encode_tensor_map(&load->map_a, type, has_a(call, a_rows) ? call.a : any, a_rows, call.k, lda,
                            load->a_box_rows, GEMM_BLOCK_K) &&
-         encode_map_of_b(plan, type, has_b(call) ? call.b : any, call.n, call.k, ldb, transposed, load);
+         encode_map_of_b(plan, type, has_b(call) ? call.b : any, call.n, call.k, ldb, transposed, plan.block_n,
+                         load);
 }
 
 bool move_load(const GemmCall& call, int64_t a_rows, LoadParams* load) {

@@ -102,8 +102,8 @@ void fill_public_plan(const GemmCall& call, int nranks, int num_sms, RankGemmPla
   const int64_t max_rows = ceil_div(call.m, nranks);
   mk_plan_t& plan = to.plan;
   plan.compute_ctas = num_sms;
-  plan.tile_m = to.gemm.block_m;
-  plan.tile_n = to.gemm.block_n;
+  plan.tile_m = to.gemm.is_swapped ? to.gemm.block_n : to.gemm.block_m;
+  plan.tile_n = to.gemm.is_swapped ? to.gemm.block_m : to.gemm.block_n;
   plan.chunk_rows = CHUNK_ROWS;
   plan.num_chunks = std::max(1, num_chunks(max_rows, CHUNK_ROWS));
   plan.workspace_bytes = 2 * static_cast<uint64_t>(to.area_bytes);

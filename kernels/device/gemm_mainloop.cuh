@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "kernels/device/gemm_cluster.h"
 #include "kernels/device/load_params.h"
 #include "kernels/device/tile_scheduler.h"
 #include "kernels/ptx/cluster.cuh"
@@ -20,10 +21,8 @@ namespace mk {
 // How two consumer warpgroups share the work. Cooperative: each has half of a tile's rows (of 64 there is but
 // one), and both idle the tensor cores in their epilogue. Ping-pong: each has a whole tile, and one multiplies
 // while the other is in its epilogue; the ring of stages hands them their tiles in turn.
-// In pairs: two neighbours of a cluster have neighbouring tiles of M, and each loads half of what both need of
-// B.
 template <int BLOCK_M_, int BLOCK_N_, bool PING_PONG_, class Element_, bool A_TRANSPOSED_, bool B_TRANSPOSED_,
-          bool IN_PAIRS_ = false>
+          GemmCluster CLUSTER_ = GemmCluster{}, int STAGE_KB_ = BLOCK_M_ == 256 ? 208 : 192>
 struct GemmConfig {
   using Element = Element_;
   static constexpr int BLOCK_M = BLOCK_M_;
@@ -34,7 +33,10 @@ struct GemmConfig {
   // no operand is ever transposed by hand.
   static constexpr bool A_TRANSPOSED = A_TRANSPOSED_;
   static constexpr bool B_TRANSPOSED = B_TRANSPOSED_;
-  static constexpr bool IN_PAIRS = IN_PAIRS_;
+  static constexpr GemmCluster CLUSTER = CLUSTER_;
+  static_assert(CLUSTER.m == 1 || CLUSTER.n == 1);
+  static constexpr int NUM_SHARING_CTAS = CLUSTER.m * CLUSTER.n;
+  static constexpr bool IN_CLUSTERS = NUM_SHARING_CTAS > 1;
   // Of a large tile, which both warpgroups multiply and finish together: their CTAs are worth keeping in step.
   static constexpr bool IS_LARGE = !PING_PONG && BLOCK_M > 64;
   static constexpr int NUM_CONSUMER_WARPGROUPS = PING_PONG || BLOCK_M > 64 ? 2 : 1;
@@ -42,7 +44,7 @@ struct GemmConfig {
   static constexpr int NUM_ROW_BLOCKS = BLOCK_M / 64 / (PING_PONG ? 1 : NUM_CONSUMER_WARPGROUPS);
   static constexpr int NUM_CONSUMER_WARPS = NUM_CONSUMER_WARPGROUPS * 4;
   static constexpr int NUM_WARPS_PER_STAGE =
-      (PING_PONG ? 4 : NUM_CONSUMER_WARPS) * (IN_PAIRS ? 2 : 1);  // that read, and free, a stage
+      (PING_PONG ? 4 : NUM_CONSUMER_WARPS) * NUM_SHARING_CTAS;  // that read, and free, a stage
   static constexpr int NUM_THREADS = 128 * (NUM_CONSUMER_WARPGROUPS + 1);
   static constexpr int A_STAGE_BYTES = BLOCK_M * BLOCK_K * 2;
   // Where N is contiguous, swizzled blocks are 64 columns wide, so that 160 and 224 load up to 32 columns too
@@ -50,7 +52,7 @@ struct GemmConfig {
   static constexpr int B_STAGE_BYTES = (B_TRANSPOSED ? BLOCK_N : (BLOCK_N + 63) / 64 * 64) * BLOCK_K * 2;
   static constexpr int STAGE_BYTES = A_STAGE_BYTES + B_STAGE_BYTES;
   // 192 KB of stages leave 32 KB of 227 for the epilogue; the largest tile is short of stages and has 208.
-  static constexpr int NUM_STAGES = (BLOCK_M == 256 ? 208 : 192) * 1024 / STAGE_BYTES;
+  static constexpr int NUM_STAGES = STAGE_KB_ * 1024 / STAGE_BYTES;
   // A consumer thread's part of its warpgroup's rows.
   using Accumulators = float[NUM_ROW_BLOCKS][BLOCK_N / 2];
 };
@@ -61,6 +63,7 @@ struct alignas(1024) MainloopStorage {
   uint8_t b[Config::NUM_STAGES][Config::B_STAGE_BYTES];
   uint64_t stage_full[Config::NUM_STAGES];
   uint64_t stage_empty[Config::NUM_STAGES];
+  uint64_t partials_full;  // of tiles whose inner dimension clusters share
 };
 
 template <int NUM_STAGES>
@@ -85,7 +88,7 @@ __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, uint32_t phase)
   }
 }
 
-// By one thread of the CTA; a barrier, in pairs the cluster's, must follow before any stage is used.
+// By one thread of the CTA; a barrier, in clusters the cluster's, must follow before any stage is used.
 template <class Config>
 __device__ void mainloop_init(MainloopStorage<Config>& smem) {
   for (int stage = 0; stage < Config::NUM_STAGES; ++stage) {
@@ -100,58 +103,79 @@ struct AIsReady {
   __device__ __forceinline__ void operator()(int /*k_step*/) const {}
 };
 
+// What this CTA is of those that share an operand. Of a tile whose inner dimension is split, those of the same
+// part of it follow one another in the cluster.
+template <class Config>
+struct SharingCtas {
+  static constexpr int NUM = Config::NUM_SHARING_CTAS;
+  int first;  // of the cluster's CTAs
+  int index;  // this one among them
+
+  __device__ __forceinline__ SharingCtas() {
+    const int rank = static_cast<int>(ptx::cluster_ctarank());
+    index = rank % NUM;
+    first = rank - index;
+  }
+  __device__ __forceinline__ uint16_t mask() const { return static_cast<uint16_t>(((1 << NUM) - 1) << first); }
+};
+
+// The part of an operand that this CTA loads for all that share it: of its `length` rows where K is contiguous,
+// of each block's of 64 columns where it is not.
+template <class Config, bool K_IS_CONTIGUOUS>
+__device__ __forceinline__ void load_shared_stage(uint8_t* to, uint64_t* full, const CUtensorMap* map,
+                                                  const StageBoxes& boxes, int length, int first, int k) {
+  const SharingCtas<Config> sharing;
+  const uint16_t ctas = sharing.mask();
+  if constexpr (K_IS_CONTIGUOUS) {
+    const int row = min(sharing.index * boxes.rows, length - boxes.rows);
+    ptx::cp_async_bulk_tensor_2d_shared_global_multicast(to + row * 128, map, full, k, first + row, ctas);
+  } else {
+    constexpr int BOX = Config::BLOCK_K / Config::NUM_SHARING_CTAS;
+    const int row = sharing.index * BOX;
+#pragma unroll 1
+    for (int i = 0; i < boxes.num; ++i) {
+      ptx::cp_async_bulk_tensor_2d_shared_global_multicast(to + (i * 64 + row) * 128, map, full, first + i * 64,
+                                                           k + row, ctas);
+    }
+  }
+}
+
 template <class Config>
 __device__ __forceinline__ void load_a_stage(MainloopStorage<Config>& smem, int stage, const CUtensorMap* map_a,
                                              const StageBoxes& boxes, int m, int k) {
-  for (int i = 0; i < boxes.num; ++i) {
-    const int row = i * boxes.rows;
-    if constexpr (Config::A_TRANSPOSED) {
-      ptx::cp_async_bulk_tensor_2d_shared_global(smem.a[stage] + row * 128, map_a, &smem.stage_full[stage],
-                                                 m + row, k);
-    } else {
-      ptx::cp_async_bulk_tensor_2d_shared_global(smem.a[stage] + row * 128, map_a, &smem.stage_full[stage], k,
-                                                 m + row);
-    }
-  }
-}
-
-// In pairs: this CTA's half of a stage's B, to both: of its rows where B is [N, K], of each block's where it is
-// [K, N].
-template <class Config>
-__device__ __forceinline__ void load_b_half_stage(MainloopStorage<Config>& smem, int stage,
-                                                  const CUtensorMap* map_b, const StageBoxes& boxes, int n,
-                                                  int k) {
-  constexpr int ROWS = (Config::B_TRANSPOSED ? Config::BLOCK_N : Config::BLOCK_K) / 2;
-  static_assert(ROWS % 8 == 0);  // the swizzle's period
   uint64_t* full = &smem.stage_full[stage];
-  const int rank = static_cast<int>(ptx::cluster_ctarank());
-  const int row = rank % 2 * ROWS;
-  const auto both = static_cast<uint16_t>(3 << rank / 2 * 2);
-  if constexpr (Config::B_TRANSPOSED) {
-    ptx::cp_async_bulk_tensor_2d_shared_global_multicast(smem.b[stage] + row * 128, map_b, full, k, n + row,
-                                                         both);
+  if constexpr (Config::CLUSTER.n > 1) {
+    load_shared_stage<Config, !Config::A_TRANSPOSED>(smem.a[stage], full, map_a, boxes, Config::BLOCK_M, m, k);
   } else {
+#pragma unroll(Config::IN_CLUSTERS ? 1 : 4)
     for (int i = 0; i < boxes.num; ++i) {
-      ptx::cp_async_bulk_tensor_2d_shared_global_multicast(smem.b[stage] + (i * 64 + row) * 128, map_b, full,
-                                                           n + i * 64, k + row, both);
+      const int row = i * boxes.rows;
+      if constexpr (Config::A_TRANSPOSED) {
+        ptx::cp_async_bulk_tensor_2d_shared_global(smem.a[stage] + row * 128, map_a, full, m + row, k);
+      } else {
+        ptx::cp_async_bulk_tensor_2d_shared_global(smem.a[stage] + row * 128, map_a, full, k, m + row);
+      }
     }
   }
 }
 
+// `tile_columns`: see gemm_plan_tile_columns().
 template <class Config>
 __device__ __forceinline__ void load_b_stage(MainloopStorage<Config>& smem, int stage, const CUtensorMap* map_b,
-                                             const StageBoxes& boxes, int n, int k) {
+                                             const StageBoxes& boxes, int n, int k,
+                                             int tile_columns = Config::BLOCK_N) {
   uint64_t* full = &smem.stage_full[stage];
-  if constexpr (Config::IN_PAIRS) {
-    load_b_half_stage<Config>(smem, stage, map_b, boxes, n, k);
-    return;
-  }
-  for (int i = 0; i < boxes.num; ++i) {
-    const int row = i * boxes.rows;
-    if constexpr (Config::B_TRANSPOSED) {
-      ptx::cp_async_bulk_tensor_2d_shared_global(smem.b[stage] + row * 128, map_b, full, k, n + row);
-    } else {
-      ptx::cp_async_bulk_tensor_2d_shared_global(smem.b[stage] + row * 128, map_b, full, n + row, k);
+  if constexpr (Config::CLUSTER.m > 1) {
+    load_shared_stage<Config, Config::B_TRANSPOSED>(smem.b[stage], full, map_b, boxes, tile_columns, n, k);
+  } else {
+#pragma unroll(Config::IN_CLUSTERS ? 1 : 4)
+    for (int i = 0; i < boxes.num; ++i) {
+      const int row = i * boxes.rows;
+      if constexpr (Config::B_TRANSPOSED) {
+        ptx::cp_async_bulk_tensor_2d_shared_global(smem.b[stage] + row * 128, map_b, full, k, n + row);
+      } else {
+        ptx::cp_async_bulk_tensor_2d_shared_global(smem.b[stage] + row * 128, map_b, full, n + row, k);
+      }
     }
   }
 }
@@ -183,6 +207,44 @@ __device__ __forceinline__ void load_tile(MainloopStorage<Config>& smem,
   }
 }
 
+// A producer whose CTA ends: those that share operands with it have freed all stages here, too, and write to
+// none any more.
+template <class Config>
+__device__ __forceinline__ void await_sharing_ctas(MainloopStorage<Config>& smem,
+                                                   StageCursor<Config::NUM_STAGES>& cursor) {
+  if constexpr (Config::IN_CLUSTERS) {
+    for (int stage = 0; stage < Config::NUM_STAGES; ++stage) {
+      mbarrier_wait(&smem.stage_empty[cursor.stage], cursor.phase ^ 1);
+      cursor.advance();
+    }
+  }
+}
+
+// One of a tile's operands, of which `tile_columns` columns of B are the tile's own, where A is there before
+// the launch and two threads of different warps load one each: in small tiles a k-step is as long as it takes
+// one thread to ask for both.
+template <class Config, bool IS_A>
+__device__ __forceinline__ void load_operand(MainloopStorage<Config>& smem, const LoadParams& params,
+                                             const RowsOfA& rows, int tile_columns, const TileWork& work) {
+  const int n = work.n_tile * tile_columns;
+  const StageBoxes a_boxes = a_stage_boxes<Config>(params, rows.left);
+  const StageBoxes b_boxes = b_stage_boxes<Config>(params, n, tile_columns);
+  const uint32_t bytes = a_boxes.bytes() + b_boxes.bytes();
+  StageCursor<Config::NUM_STAGES> cursor;
+  for (int k_step = work.k_begin; k_step < work.k_end; ++k_step) {
+    mbarrier_wait(&smem.stage_empty[cursor.stage], cursor.phase ^ 1);
+    if constexpr (IS_A) {
+      load_a_stage<Config>(smem, cursor.stage, rows.map, a_boxes, rows.first, k_step * Config::BLOCK_K);
+    } else {
+      ptx::mbarrier_arrive_expect_tx(&smem.stage_full[cursor.stage], bytes);
+      load_b_stage<Config>(smem, cursor.stage, &params.map_b, b_boxes, n, k_step * Config::BLOCK_K,
+                           tile_columns);
+    }
+    cursor.advance();
+  }
+  if constexpr (!IS_A) await_sharing_ctas<Config>(smem, cursor);
+}
+
 // load_tile() of a CTA's first tile, when all stages are free, where A is on its way: of B, as many stages are
 // asked for before A is waited for.
 template <class Config, class WaitForA>
@@ -212,13 +274,13 @@ __device__ __forceinline__ void load_first_tile(MainloopStorage<Config>& smem,
 
 template <class Config>
 __device__ __forceinline__ void release_stage(MainloopStorage<Config>& smem, int stage) {
-  if constexpr (Config::IN_PAIRS) {
-    // Both CTAs write to the stage.
-    const uint32_t lane = threadIdx.x % 32;
-    if (lane < 2)
-      ptx::mbarrier_arrive_shared_cluster(&smem.stage_empty[stage], ptx::cluster_ctarank() / 2 * 2 + lane);
+  const int lane = threadIdx.x % 32;
+  if constexpr (Config::IN_CLUSTERS) {
+    // All of these write to the stage.
+    const SharingCtas<Config> sharing;
+    if (lane < sharing.NUM) ptx::mbarrier_arrive_shared_cluster(&smem.stage_empty[stage], sharing.first + lane);
   } else {
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&smem.stage_empty[stage]);
+    if (lane == 0) ptx::mbarrier_arrive(&smem.stage_empty[stage]);
   }
 }
 

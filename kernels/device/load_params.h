@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "kernels/device/gemm_cluster.h"
 #include "kernels/device/host_device.h"
 
 namespace mk {
@@ -15,7 +16,7 @@ struct LoadParams {
   CUtensorMap map_a;
   CUtensorMap map_b;
   int a_box_rows;  // where A is [M, K]; else boxes have 64 of its M columns
-  int b_box_rows;  // where B is [N, K] and CTAs are not in pairs; else boxes have 64 of its N columns
+  int b_box_rows;  // where B is [N, K]; else boxes have 64 of its N columns
   int n;           // columns of B
 };
 
@@ -34,15 +35,16 @@ MK_HOST_DEVICE StageBoxes stage_boxes(int rows_left, int block_rows, int box_row
 
 template <class Config>
 MK_HOST_DEVICE StageBoxes a_stage_boxes(const LoadParams& params, int rows_left) {
+  if constexpr (Config::CLUSTER.n > 1 && !Config::A_TRANSPOSED)
+    return {Config::NUM_SHARING_CTAS, params.a_box_rows};  // all CTAs' parts, whatever is in them
   return stage_boxes(rows_left, Config::BLOCK_M, Config::A_TRANSPOSED ? 64 : params.a_box_rows);
 }
 
 template <class Config>
-MK_HOST_DEVICE StageBoxes b_stage_boxes(const LoadParams& params, int n) {
+MK_HOST_DEVICE StageBoxes b_stage_boxes(const LoadParams& params, int n, int tile_columns = Config::BLOCK_N) {
   if constexpr (!Config::B_TRANSPOSED) return stage_boxes(params.n - n, Config::BLOCK_N, 64);
-  // Of a pair, each CTA has half of the rows, whatever is in them.
-  if constexpr (Config::IN_PAIRS) return {1, Config::BLOCK_N};
-  return stage_boxes(params.n - n, Config::BLOCK_N, params.b_box_rows);
+  if constexpr (Config::CLUSTER.m > 1) return {Config::NUM_SHARING_CTAS, params.b_box_rows};
+  return stage_boxes(params.n - n, tile_columns, params.b_box_rows);
 }
 
 }  // namespace mk

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
 // Tiles whose inner dimension the CTAs of a cluster share: each leaves what it has in the others' shared
-// memory, and they add it up in the order of k, each a part of the tile. In pairs (GemmConfig) a cluster has
-// two such tiles, of neighbouring rows, or, whose inner dimension is not split, no more than these.
+// memory, and they add it up in the order of k, each a part of the tile. Those with
+// tiles of their own that share operands (GemmCluster) are in the same cluster, or the only ones there.
 #pragma once
 
 #include "kernels/device/deferred_rows.cuh"
 #include "kernels/device/gemm_epilogue.cuh"
 #include "kernels/device/gemm_mainloop.cuh"
+#include "kernels/device/swapped_epilogue.cuh"
 #include "kernels/device/tile_scheduler.h"
 #include "kernels/device/trace.cuh"
 #include "kernels/gemm/gemm_plan.h"
@@ -14,8 +15,10 @@
 
 namespace mk {
 
-__device__ __forceinline__ void cluster_sync() {
-  ptx::barrier_cluster_arrive_release();
+// All threads of the cluster are there. What they wrote is not ordered by it, but for barriers initialised
+// before (mainloop_init): a release would be a barrier of all memory, a microsecond.
+__device__ __forceinline__ void cluster_meet() {
+  ptx::barrier_cluster_arrive_relaxed();
   ptx::barrier_cluster_wait_acquire();
 }
 
@@ -34,6 +37,8 @@ struct SplitChunks {
     return group * num_ctas + (owner + num_ctas - slab % num_ctas) % num_ctas;
   }
   __device__ int num_groups() const { return (NUM + num_ctas - 1) / num_ctas; }
+  // Those with rows, of which there are so many from the tile's first on.
+  __device__ static int num_slabs(int rows_left) { return (max(0, min(Config::BLOCK_M, rows_left)) + 15) / 16; }
   static constexpr int bytes(int num_ctas) {
     return (NUM + num_ctas - 1) / num_ctas * num_ctas * NUM_BLOCKS * NUM_QUADRUPLES * 128 * 16;
   }
@@ -42,10 +47,16 @@ struct SplitChunks {
   }
 };
 
+// Tiles of 256 rows leave no room for others' partial sums.
+template <class Config>
+constexpr bool CAN_SPLIT = Config::BLOCK_N % SPLIT_CHUNK_COLUMNS == 0 && Config::NUM_ROW_BLOCKS == 1;
+
 template <class Config>
 constexpr bool split_chunks_fit() {
-  for (int num_ctas = 2; num_ctas <= MAX_SPLIT_CTAS; ++num_ctas) {
-    if (SplitChunks<Config>::bytes(num_ctas) > Config::NUM_STAGES * Config::STAGE_BYTES) return false;
+  if constexpr (CAN_SPLIT<Config>) {
+    for (int num_ctas = 2; num_ctas <= MAX_SPLIT_CTAS; ++num_ctas) {
+      if (SplitChunks<Config>::bytes(num_ctas) > Config::NUM_STAGES * Config::STAGE_BYTES) return false;
+    }
   }
   return true;
 }
@@ -53,7 +64,7 @@ constexpr bool split_chunks_fit() {
 // What this CTA is of those that share a tile, and where these are in the cluster.
 template <class Config>
 struct SplitPlace {
-  static constexpr int STRIDE = Config::IN_PAIRS ? 2 : 1;
+  static constexpr int STRIDE = Config::NUM_SHARING_CTAS;
   int first;  // CTA of the cluster
   int index;
 
@@ -72,10 +83,36 @@ __device__ __forceinline__ TileWork split_work(const TileSchedule& schedule, con
   constexpr int STRIDE = SplitPlace<Config>::STRIDE;
   TileWork work{};
   schedule.place(static_cast<int>(blockIdx.x) / (num_ctas * STRIDE), &work.m_tile, &work.n_tile);
-  work.m_tile = work.m_tile * STRIDE + place.first;
+  int& tile = Config::CLUSTER.n > 1 ? work.n_tile : work.m_tile;
+  tile = tile * STRIDE + place.first;
   work.k_begin = place.index * schedule.num_k_steps / num_ctas;
   work.k_end = (place.index + 1) * schedule.num_k_steps / num_ctas;
   return work;
+}
+
+// By one thread of the CTA; a barrier must follow, the cluster's, if CTAs share what they load.
+template <class Config>
+__device__ __forceinline__ void split_init(MainloopStorage<Config>& smem) {
+  ptx::mbarrier_init(&smem.partials_full, 1);
+  mainloop_init<Config>(smem);
+}
+
+// By all threads of a warp, for the compiler must not take it for parted before the mainloop
+// (store_tile_rows()); one thread says how much comes to this CTA.
+template <class Config>
+__device__ __forceinline__ void expect_partials(MainloopStorage<Config>& smem,
+                                                const SplitChunks<Config>& chunks, int num_slabs, int index) {
+  constexpr int BYTES_OF_CHUNK = SplitChunks<Config>::NUM_QUADRUPLES * 32 * 16;  // of a slab, from one source
+  // Of as many slabs as there are CTAs, each has all chunks once.
+  int num_chunks = num_slabs / chunks.num_ctas * chunks.NUM;
+#pragma unroll
+  for (int slab = 0; slab < MAX_SPLIT_CTAS - 1; ++slab) {
+    const int first = chunks.chunk_of(index, slab, 0);
+    const int of_slab = (chunks.NUM + chunks.num_ctas - 1 - first) / chunks.num_ctas;
+    num_chunks += slab < num_slabs % chunks.num_ctas ? of_slab : 0;
+  }
+  const uint32_t bytes = num_chunks * chunks.num_ctas * BYTES_OF_CHUNK;
+  if (threadIdx.x == 0) ptx::mbarrier_arrive_expect_tx(&smem.partials_full, bytes);
 }
 
 // 16 rows of each 64 a warp: every chunk to its CTA.
@@ -85,16 +122,19 @@ __device__ __forceinline__ void send_partials(MainloopStorage<Config>& smem, con
                                               const float (&accumulators)[Config::BLOCK_N / 2]) {
   constexpr int NUM_QUADRUPLES = SplitChunks<Config>::NUM_QUADRUPLES;
   const uint32_t base = ptx::smem_address(&smem);
+  const uint32_t barrier = ptx::smem_address(&smem.partials_full);
   const int slab = block * 4 + threadIdx.x % 128 / 32;
 #pragma unroll
   for (int chunk = 0; chunk < SplitChunks<Config>::NUM; ++chunk) {
+    const int owner = place.cta_rank(chunks.owner(chunk, slab));
     const uint32_t to =
-        ptx::mapa_shared_cluster(base + chunks.offset(chunk, place.index, block, threadIdx.x % 128),
-                                 place.cta_rank(chunks.owner(chunk, slab)));
+        ptx::mapa_shared_cluster(base + chunks.offset(chunk, place.index, block, threadIdx.x % 128), owner);
+    const uint32_t barrier_of_owner = ptx::mapa_shared_cluster(barrier, owner);
 #pragma unroll
     for (int i = 0; i < NUM_QUADRUPLES; ++i) {
       const float* from = accumulators + 4 * (chunk * NUM_QUADRUPLES + i);
-      ptx::st_shared_cluster_v4(to + i * 128 * 16, make_float4(from[0], from[1], from[2], from[3]));
+      ptx::st_async_shared_cluster_v4(to + i * 128 * 16, make_float4(from[0], from[1], from[2], from[3]),
+                                      barrier_of_owner);
     }
   }
 }
@@ -122,36 +162,53 @@ __device__ __forceinline__ void add_partials(MainloopStorage<Config>& smem, cons
   }
 }
 
-// A product in tiles that clusters of `num_ctas` share.
+// A product in tiles that clusters of `num_ctas` share; m and n are those of the tiles: swapped, m counts the
+// output's columns and n its rows.
 struct SplitProduct {
   EpilogueParams epilogue;
   int m;
+  int n;
+  int tile_columns;  // from one tile to the next
   int num_ctas;
   TraceBuffer* trace;
 };
 
+// A warp's 16 rows of a tile, from (m, n) on; `n_end`: where the next tile begins.
+template <bool IS_SWAPPED, int NUM_ACCUMULATORS>
+__device__ __forceinline__ void store_tile_part(float (&accumulators)[NUM_ACCUMULATORS],
+                                                const SplitProduct& product, EpilogueBuffers<1>& buffers, int m,
+                                                int n, int n_end) {
+  if constexpr (IS_SWAPPED) {
+    store_tile_columns(accumulators, product.epilogue, n, min(product.n, n_end), m);
+  } else {
+    store_tile_rows(accumulators, product.epilogue, buffers, m, product.m, n);
+  }
+}
+
 // Consumer warps: this CTA's chunks of the tile. `buffers`: a warp's.
-template <class Config>
+template <class Config, bool IS_SWAPPED>
 __device__ __forceinline__ void finish_chunks(MainloopStorage<Config>& smem, EpilogueBuffers<1>* buffers,
                                               const SplitProduct& product, const SplitChunks<Config>& chunks,
                                               const TileWork& work, int index) {
   const int warp = threadIdx.x / 32;
   const int first_row = work.m_tile * Config::BLOCK_M;
-  const int num_slabs = (min(Config::BLOCK_M, product.m - first_row) + 15) / 16;
+  const int num_slabs = chunks.num_slabs(product.m - first_row);
   for (int unit = warp; unit < num_slabs * chunks.num_groups(); unit += Config::NUM_CONSUMER_WARPS) {
     const int slab = unit % num_slabs;
     const int chunk = chunks.chunk_of(index, slab, unit / num_slabs);
-    const int column = work.n_tile * Config::BLOCK_N + chunk * SPLIT_CHUNK_COLUMNS;
-    if (chunk >= SplitChunks<Config>::NUM || column >= product.epilogue.n) continue;
+    const int first_column = work.n_tile * product.tile_columns;
+    const int n_end = first_column + product.tile_columns;
+    const int column = first_column + chunk * SPLIT_CHUNK_COLUMNS;
+    if (chunk >= SplitChunks<Config>::NUM || column >= min(product.n, n_end)) continue;
     float sums[SPLIT_CHUNK_COLUMNS / 2];
     add_partials(smem, chunks, chunk, slab, sums);
-    store_tile_rows(sums, product.epilogue, buffers[warp], first_row + slab * 16, product.m, column);
+    store_tile_part<IS_SWAPPED>(sums, product, buffers[warp], first_row + slab * 16, column, n_end);
   }
 }
 
 // A consumer warpgroup. The stages hold, when all CTAs have multiplied, partial sums; the other warps of the
 // CTA call meet_split().
-template <class Config>
+template <class Config, bool IS_SWAPPED = false>
 __device__ __forceinline__ void consume_split(MainloopStorage<Config>& smem, EpilogueBuffers<1>* buffers,
                                               const SplitProduct& product, const TileWork& work,
                                               const SplitPlace<Config>& place, int warpgroup) {
@@ -159,37 +216,42 @@ __device__ __forceinline__ void consume_split(MainloopStorage<Config>& smem, Epi
   const Tracer tracer(product.trace, TRACE_COMPUTE + warpgroup);
   tracer.begin(TraceKind::compute, trace_tile(work));
   StageCursor<Config::NUM_STAGES> stages;
+  // While the first operands are on their way.
+  expect_partials(smem, chunks, chunks.num_slabs(product.m - work.m_tile * Config::BLOCK_M), place.index);
   typename Config::Accumulators accumulators;
+  const int first_block = warpgroup * Config::NUM_ROW_BLOCKS;
   NothingDeferred nothing;
   multiply_tile<Config>(
-      accumulators, smem, stages, work.k_end - work.k_begin, warpgroup, [] {}, nothing);
+      accumulators, smem, stages, work.k_end - work.k_begin, first_block, [] {}, nothing);
   tracer.end();
   tracer.begin(TraceKind::store, trace_tile(work));
   const int first_row =
-      work.m_tile * Config::BLOCK_M + warpgroup * 64 + static_cast<int>(threadIdx.x) % 128 / 32 * 16;
-  if constexpr (Config::IN_PAIRS) {
+      work.m_tile * Config::BLOCK_M + first_block * 64 + static_cast<int>(threadIdx.x) % 128 / 32 * 16;
+  if constexpr (Config::IN_CLUSTERS) {
     if (product.num_ctas == 1) {
-      store_tile_rows(accumulators[0], product.epilogue, buffers[threadIdx.x / 32], first_row, product.m,
-                      work.n_tile * Config::BLOCK_N);
+      const int first_column = work.n_tile * product.tile_columns;
+#pragma unroll
+      for (int block = 0; block < Config::NUM_ROW_BLOCKS; ++block) {
+        store_tile_part<IS_SWAPPED>(accumulators[block], product, buffers[threadIdx.x / 32],
+                                    first_row + block * 64, first_column, first_column + product.tile_columns);
+      }
       tracer.end();
-      cluster_sync();  // the other one still writes to this one's shared memory
       return;
     }
   }
   // Nobody multiplies out of the stages any more.
-  cluster_sync();
-  if constexpr (Config::BLOCK_N % SPLIT_CHUNK_COLUMNS == 0) {
+  cluster_meet();
+  if constexpr (CAN_SPLIT<Config>) {
     if (first_row < product.m) send_partials(smem, chunks, place, warpgroup, accumulators[0]);
-    cluster_sync();
-    finish_chunks(smem, buffers, product, chunks, work, place.index);
+    mbarrier_wait(&smem.partials_full, 0);
+    finish_chunks<Config, IS_SWAPPED>(smem, buffers, product, chunks, work, place.index);
   }
   tracer.end();
 }
 
 // The other warps of a CTA.
 __device__ __forceinline__ void meet_split(int num_ctas) {
-  cluster_sync();
-  if (num_ctas > 1) cluster_sync();
+  if (num_ctas > 1) cluster_meet();
 }
 
 }  // namespace mk

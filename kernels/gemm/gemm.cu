@@ -27,6 +27,12 @@ const GemmPairKernelTable& pair_kernels_of(GemmType in_type) {
   return in_type == GemmType::bf16 ? gemm_pair_kernels_bf16() : gemm_pair_kernels_fp16();
 }
 
+const GemmSwappedClusterKernelTable& swapped_cluster_kernels_of(GemmType in_type, bool b_transposed) {
+  if (in_type == GemmType::bf16)
+    return b_transposed ? gemm_swapped_cluster_kernels_bf16_nk() : gemm_swapped_cluster_kernels_bf16_kn();
+  return b_transposed ? gemm_swapped_cluster_kernels_fp16_nk() : gemm_swapped_cluster_kernels_fp16_kn();
+}
+
 const GemmSwappedKernelTable& swapped_kernels_of(GemmType in_type) {
   return in_type == GemmType::bf16 ? gemm_swapped_kernels_bf16() : gemm_swapped_kernels_fp16();
 }
@@ -43,9 +49,22 @@ const GemmKernelEntry* find_special_kernel(const Table& table, const GemmTile (&
   return nullptr;
 }
 
+const GemmKernelEntry* find_swapped_cluster_kernel(const GemmShape& shape, const GemmPlan& plan) {
+  if (shape.a_transposed) return nullptr;
+  for (int tile = 0; tile < NUM_GEMM_SWAPPED_CLUSTER_TILES; ++tile) {
+    const GemmSwappedTile& of_kernel = GEMM_SWAPPED_CLUSTER_TILES[tile];
+    if (of_kernel.block_m == plan.block_m && of_kernel.block_n == plan.block_n &&
+        of_kernel.cluster == plan.cluster)
+      return &swapped_cluster_kernels_of(shape.in_type, shape.b_transposed).entries[tile];
+  }
+  return nullptr;
+}
+
 const GemmKernelEntry* find_kernel(const GemmShape& shape, const GemmPlan& plan, bool traced) {
   if (shape.in_type == GemmType::fp32 || (shape.a_transposed && shape.b_transposed)) return nullptr;
-  if (plan.in_pairs) return find_special_kernel(pair_kernels_of(shape.in_type), GEMM_PAIR_TILES, shape, plan);
+  if (plan.is_swapped && plan.num_cluster_ctas() > 1) return find_swapped_cluster_kernel(shape, plan);
+  if (plan.in_clusters())
+    return find_special_kernel(pair_kernels_of(shape.in_type), GEMM_PAIR_TILES, shape, plan);
   if (plan.is_swapped)
     return find_special_kernel(swapped_kernels_of(shape.in_type), GEMM_SWAPPED_TILES, shape, plan);
   if (plan.num_split_ctas > 1)
@@ -77,19 +96,10 @@ bool arguments_are_valid(const GemmArguments& arguments, const GemmPlan& plan) {
 }
 
 bool encode_maps(const GemmShape& shape, const GemmPlan& plan, const void* a, int64_t lda, const void* b,
-                 int64_t ldb, LoadParams* load) {
-  load->a_box_rows = stage_box_rows(shape.m, plan.block_m);
-  const bool has_a = shape.a_transposed ? encode_tensor_map(&load->map_a, shape.in_type, a, shape.k, shape.m,
-                                                            lda, GEMM_BLOCK_K, 64)
-                                        : encode_tensor_map(&load->map_a, shape.in_type, a, shape.m, shape.k,
-                                                            lda, load->a_box_rows, GEMM_BLOCK_K);
-  return has_a && encode_map_of_b(plan, shape.in_type, b, shape.n, shape.k, ldb, shape.b_transposed, load);
-}
-
-// Each operand in the other's place.
-bool encode_swapped_maps(const GemmShape& shape, const GemmPlan& plan, const void* a, int64_t lda,
-                         const void* b, int64_t ldb, LoadParams* load) {
-  return encode_maps(swapped(shape), plan, b, ldb, a, lda, load);
+                 int64_t ldb, int tile_columns, LoadParams* load) {
+  return encode_map_of_a(plan, shape.in_type, a, shape.m, shape.k, lda, shape.a_transposed, &load->map_a,
+                         &load->a_box_rows) &&
+         encode_map_of_b(plan, shape.in_type, b, shape.n, shape.k, ldb, shape.b_transposed, tile_columns, load);
 }
 
 bool fill_params(const GemmArguments& arguments, const GemmPlan& plan, GemmParams* params) {
@@ -99,17 +109,17 @@ bool fill_params(const GemmArguments& arguments, const GemmPlan& plan, GemmParam
   const void* b = shape.k > 0 ? arguments.b : arguments.workspace;
   const int64_t lda = std::max<int64_t>(arguments.lda, 8);
   const int64_t ldb = std::max<int64_t>(arguments.ldb, 8);
-  if (!(plan.is_swapped ? encode_swapped_maps(shape, plan, a, lda, b, ldb, &params->load)
-                        : encode_maps(shape, plan, a, lda, b, ldb, &params->load))) {
-    return false;
-  }
+  params->tile_columns = gemm_plan_tile_columns(shape, plan);
+  const bool has_maps =
+      plan.is_swapped ? encode_maps(swapped(shape), plan, b, ldb, a, lda, params->tile_columns, &params->load)
+                      : encode_maps(shape, plan, a, lda, b, ldb, params->tile_columns, &params->load);
+  if (!has_maps) return false;
 
   const int out_bytes = shape.out_type == GemmType::fp32 ? 4 : 2;
   const bool rows_aligned = is_aligned_16(arguments.c) && arguments.ldc * out_bytes % 16 == 0;
-  const int64_t block_m = plan.block_m * (plan.in_pairs ? 2 : 1);
   const GemmShape tiled = plan.is_swapped ? swapped(shape) : shape;
-  params->schedule = {static_cast<int>((tiled.m + block_m - 1) / block_m),
-                      static_cast<int>((tiled.n + plan.block_n - 1) / plan.block_n),
+  params->schedule = {static_cast<int>((tiled.m + plan.cluster_rows() - 1) / plan.cluster_rows()),
+                      static_cast<int>((tiled.n + plan.cluster_columns() - 1) / plan.cluster_columns()),
                       static_cast<int>((shape.k + GEMM_BLOCK_K - 1) / GEMM_BLOCK_K),
                       plan.num_workers,
                       plan.num_streamk_tiles,
@@ -138,16 +148,26 @@ cudaLaunchConfig_t launch_config(const GemmKernelEntry& kernel, int num_ctas, in
   return config;
 }
 
+cudaError_t prepare(const GemmKernelEntry& kernel) {
+  // Also loads the module, which must not happen on the call path.
+  return cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel.kernel),
+                              cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.smem_bytes);
+}
+
+template <int NUM>
+cudaError_t prepare(const GemmKernelEntry (&kernels)[NUM]) {
+  for (const GemmKernelEntry& kernel : kernels) {
+    const cudaError_t error = prepare(kernel);
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
 template <class Table>
 cudaError_t prepare(const Table& table) {
-  for (const auto& row : table.entries) {
-    for (const GemmKernelEntry& kernel : row) {
-      // Also loads the module, which must not happen on the call path.
-      const cudaError_t error =
-          cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel.kernel),
-                               cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.smem_bytes);
-      if (error != cudaSuccess) return error;
-    }
+  for (const auto& entries : table.entries) {
+    const cudaError_t error = prepare(entries);
+    if (error != cudaSuccess) return error;
   }
   return cudaSuccess;
 }
@@ -162,6 +182,8 @@ cudaError_t gemm_prepare() {
     if (error == cudaSuccess) error = prepare(split_kernels_of(type));
     if (error == cudaSuccess) error = prepare(pair_kernels_of(type));
     if (error == cudaSuccess) error = prepare(swapped_kernels_of(type));
+    if (error == cudaSuccess) error = prepare(swapped_cluster_kernels_of(type, false));
+    if (error == cudaSuccess) error = prepare(swapped_cluster_kernels_of(type, true));
   }
   return error;
 }
@@ -169,9 +191,7 @@ cudaError_t gemm_prepare() {
 cudaError_t gemm_cluster_limits(GemmClusterLimits* limits) {
   // Every split kernel takes more than half of an SM's shared memory.
   const GemmKernelEntry& kernel = gemm_split_kernels_bf16().entries[0][0];
-  const cudaError_t prepared =
-      cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel.kernel),
-                           cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.smem_bytes);
+  const cudaError_t prepared = prepare(kernel);
   if (prepared != cudaSuccess) return prepared;
   for (int num_ctas = 2; num_ctas <= MAX_CLUSTER_CTAS; ++num_ctas) {
     cudaLaunchAttribute attribute{};

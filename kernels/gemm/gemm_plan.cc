@@ -30,9 +30,10 @@ constexpr double EXCHANGE_CYCLES = 8000;
 constexpr double EXCHANGE_CYCLES_LARGE = 14000;
 constexpr double EXCHANGE_BYTES_PER_CYCLE = 30;
 constexpr double LAUNCH_US = 3;
-// Of few rows, in one wave: power limits no clock.
+// Of few rows, in one wave.
 constexpr int FEW_ROWS = 512;
-constexpr double FEW_ROWS_CLOCK_MHZ = 1900;
+constexpr int FEW_ROWS_OF_WHOLE_TILES = 128;  // power limits no clock: up to FEW_ROWS, where tiles are smaller
+constexpr double FULL_CLOCK_MHZ = 1900;
 constexpr double FEW_ROWS_LAUNCH_US = 3.4;
 constexpr double CTAS_WITHOUT_CONTENTION = 80;
 constexpr double SPLIT_CONTENTION_OF_132_CTAS = 0.3;
@@ -40,8 +41,17 @@ constexpr double SPLIT_EXCHANGE_US = 0.6;
 constexpr double SPLIT_EXCHANGE_US_A_CTA = 0.35;
 constexpr double SPLIT_EXCHANGE_BYTES_PER_US = 68e3;
 constexpr int64_t MIN_SPLIT_STEPS = 4;  // of a CTA
-constexpr double PAIR_EFFICIENCY = 0.88;
+constexpr double CLUSTER_EFFICIENCY = 0.88;
+constexpr double CLUSTER_EFFICIENCY_SHARING_A = 0.92;
+constexpr double CLUSTER_EFFICIENCY_OF_FOUR = 1;
+// What an SM asks for, and what arrives there, with as many CTAs under way.
+constexpr double CLUSTER_LOAD_BYTES_PER_CYCLE = 48;
+constexpr double CLUSTER_ARRIVING_BYTES_PER_CYCLE = 80;
+constexpr double CLUSTER_CTAS = 120;
+constexpr double FEW_CLUSTER_CTAS = 90;  // that have not much more each
 constexpr double PAIR_START_US = 0.8;
+constexpr double PAIR_SPLIT_US = 1.5;
+constexpr double SWAPPED_START_US = 0.3;
 
 // Boxes of TMA.
 constexpr int SWIZZLED_ROWS = 8;  // the swizzle's period: boxes begin there
@@ -60,7 +70,9 @@ double load_cycles_of_last_pair(const GemmShape& shape, const GemmPlan& plan) {
 
 // Cycles that one k-step of a tile takes on its SM.
 double step_cycles(const GemmShape& shape, const GemmPlan& plan, double efficiency_of_64, int64_t a_rows) {
-  const double efficiency = plan.in_pairs                                ? PAIR_EFFICIENCY
+  const double efficiency = plan.cluster.n == 2                          ? CLUSTER_EFFICIENCY_SHARING_A
+                            : plan.cluster.m == 4 && plan.block_m == 128 ? CLUSTER_EFFICIENCY_OF_FOUR
+                            : plan.in_clusters()                         ? CLUSTER_EFFICIENCY
                             : plan.block_m == 64                         ? efficiency_of_64
                             : plan.ping_pong                             ? 0.94
                             : plan.block_n == 256 || plan.block_m == 256 ? 0.98
@@ -68,10 +80,18 @@ double step_cycles(const GemmShape& shape, const GemmPlan& plan, double efficien
                                                                          : 0.9;
   const double multiply = plan.block_m * plan.block_n * GEMM_BLOCK_K / 2048.0 / efficiency;
   const int64_t columns =
-      (shape.b_transposed ? plan.block_n : ceil_divide(plan.block_n, 64) * 64) / (plan.in_pairs ? 2 : 1);
+      (shape.b_transposed ? plan.block_n : ceil_divide(plan.block_n, 64) * 64) / plan.cluster.m;
+  a_rows /= plan.cluster.n;
   const double bytes = 2.0 * GEMM_BLOCK_K * (a_rows + columns);
-  const double load = plan.in_pairs ? load_cycles_of_last_pair(shape, plan) : 0;
-  return std::max({multiply, bytes / SM_LOAD_BYTES_PER_CYCLE, load});
+  double load = bytes / SM_LOAD_BYTES_PER_CYCLE;
+  if (plan.cluster.m == 2) load = std::max(load, load_cycles_of_last_pair(shape, plan));
+  if (plan.in_clusters() && plan.cluster.m != 2) {
+    const double arriving = 2.0 * GEMM_BLOCK_K * (plan.block_m + plan.block_n);
+    const double busy = std::max<double>(plan.num_ctas(), FEW_CLUSTER_CTAS) / CLUSTER_CTAS;
+    load = std::max({load, busy * bytes / CLUSTER_LOAD_BYTES_PER_CYCLE,
+                     busy * arriving / CLUSTER_ARRIVING_BYTES_PER_CYCLE});
+  }
+  return std::max(multiply, load);
 }
 
 // Rows of A that a tile loads: its box has no more than the matrix.
@@ -83,6 +103,7 @@ int64_t loaded_a_rows(const GemmShape& shape, const GemmPlan& plan) {
 constexpr int FEW_ROWS_OF_CUT_TILES = 256;
 // Up to as many a row of tiles is enough.
 constexpr int FEW_ROWS_OF_SWAPPED = 128;
+constexpr int FEW_ROWS_OF_SWAPPED_KN = 64;
 // With more rows yet, no plan was measured against the others.
 constexpr int SOME_ROWS_OF_CUT_TILES = 1024;
 constexpr double KEPT_L2_BYTES = 20e6;
@@ -156,11 +177,13 @@ bool is_one_wave(const GemmShape& shape, const GemmPlan& plan) {
 // A product of a tile a CTA or a cluster, with few rows or in pairs.
 double predict_one_wave_us(const GemmShape& shape, const GemmPlan& plan) {
   const int64_t steps = ceil_divide(ceil_divide(shape.k, GEMM_BLOCK_K), plan.num_split_ctas);
+  const int few_rows = plan.num_cluster_ctas() == 1 ? FEW_ROWS_OF_WHOLE_TILES : FEW_ROWS;
   double compute_us = steps * step_cycles(shape, plan, 0.85, loaded_a_rows(shape, plan)) /
-                      (shape.m > FEW_ROWS ? CLOCK_MHZ : FEW_ROWS_CLOCK_MHZ);
-  double exchange_us = plan.in_pairs ? PAIR_START_US : 0;
+                      (shape.m > few_rows ? CLOCK_MHZ : FULL_CLOCK_MHZ);
+  double exchange_us = plan.cluster.m == 2 ? PAIR_START_US : plan.in_clusters() ? SWAPPED_START_US : 0;
   if (plan.num_split_ctas > 1) {
-    if (!plan.in_pairs)
+    if (plan.cluster.m == 2) exchange_us += PAIR_SPLIT_US;
+    if (!plan.in_clusters())
       compute_us *=
           1 + SPLIT_CONTENTION_OF_132_CTAS *
                   std::max(0.0, (plan.num_ctas() - CTAS_WITHOUT_CONTENTION) / (132 - CTAS_WITHOUT_CONTENTION));
@@ -172,16 +195,16 @@ double predict_one_wave_us(const GemmShape& shape, const GemmPlan& plan) {
 }
 
 // All tiles at once, each a CTA's or, in pairs, two of them a pair's.
-GemmPlan one_wave_plan_with(const GemmShape& shape, GemmTile tile, int num_split_ctas, bool in_pairs) {
-  const int rows = in_pairs ? 2 * tile.block_m : tile.block_m;
+GemmPlan one_wave_plan_with(const GemmShape& shape, int block_m, int block_n, int num_split_ctas,
+                            GemmCluster cluster) {
   GemmPlan plan;
-  plan.block_m = tile.block_m;
-  plan.block_n = tile.block_n;
+  plan.block_m = block_m;
+  plan.block_n = block_n;
   plan.num_split_ctas = num_split_ctas;
-  plan.in_pairs = in_pairs;
-  plan.num_workers =
-      static_cast<int>(std::max<int64_t>(1, ceil_divide(shape.m, rows) * ceil_divide(shape.n, plan.block_n)));
-  plan.group_m = std::max(1, 2048 / rows);
+  plan.cluster = cluster;
+  plan.num_workers = static_cast<int>(std::max<int64_t>(
+      1, ceil_divide(shape.m, plan.cluster_rows()) * ceil_divide(shape.n, plan.cluster_columns())));
+  plan.group_m = std::max(1, 2048 / plan.cluster_rows());
   plan.predicted_us = predict_one_wave_us(shape, plan);
   return plan;
 }
@@ -191,6 +214,19 @@ GemmPlan one_wave_plan_with(const GemmShape& shape, GemmTile tile, int num_split
 int64_t gemm_plan_num_tiles(const GemmShape& shape, const GemmPlan& plan) {
   const GemmShape tiled = plan.is_swapped ? swapped(shape) : shape;
   return ceil_divide(tiled.m, plan.block_m) * ceil_divide(tiled.n, plan.block_n);
+}
+
+int gemm_plan_tile_columns(const GemmShape& shape, const GemmPlan& plan) {
+  if (!plan.is_swapped || plan.num_cluster_ctas() == 1) return plan.block_n;
+  const int64_t tiles = std::max<int64_t>(1, ceil_divide(shape.m, plan.cluster_columns()) * plan.cluster.n);
+  return static_cast<int>(std::max<int64_t>(1, ceil_divide(ceil_divide(shape.m, tiles), SWIZZLED_ROWS)) *
+                          SWIZZLED_ROWS);
+}
+
+std::string gemm_plan_kind(const GemmPlan& plan) {
+  const std::string kind = plan.is_swapped ? "s" : plan.ping_pong ? "p" : "";
+  if (!plan.in_clusters()) return kind;
+  return kind + "c" + std::to_string(plan.cluster.m) + "x" + std::to_string(plan.cluster.n);
 }
 
 GemmShape swapped(const GemmShape& shape) {
@@ -206,7 +242,7 @@ int stage_box_rows(int64_t rows, int block_rows) {
     return static_cast<int>(std::max<int64_t>(1, (rows + SWIZZLED_ROWS - 1) / SWIZZLED_ROWS) * SWIZZLED_ROWS);
   int best = 0;
   int64_t fewest_outside = 0;
-  for (int num = 1; block_rows / num >= MIN_BOX_ROWS; ++num) {
+  for (int num = 1; num == 1 || block_rows / num >= MIN_BOX_ROWS; ++num) {
     const int box = block_rows / num;
     if (block_rows % (num * SWIZZLED_ROWS) != 0) continue;
     const int64_t outside = (box - rows % box) % box;
@@ -267,11 +303,37 @@ GemmPlan gemm_swapped_plan_with(const GemmShape& shape, int num_sms, GemmTile ti
 }
 
 GemmPlan gemm_split_plan_with(const GemmShape& shape, GemmTile tile, int num_split_ctas) {
-  return one_wave_plan_with(shape, tile, num_split_ctas, false);
+  return one_wave_plan_with(shape, tile.block_m, tile.block_n, num_split_ctas, {1, 1});
 }
 
 GemmPlan gemm_pair_plan_with(const GemmShape& shape, GemmTile tile, int num_split_ctas) {
-  return one_wave_plan_with(shape, tile, num_split_ctas, true);
+  return one_wave_plan_with(shape, tile.block_m, tile.block_n, num_split_ctas, {2, 1});
+}
+
+bool gemm_swapped_tile_can_have(GemmSwappedTile tile, int num_split_ctas) {
+  const int num_ctas = num_split_ctas * tile.cluster.m * tile.cluster.n;
+  const bool can_split = tile.block_m <= 128 && tile.block_n % SPLIT_CHUNK_COLUMNS == 0;
+  return num_ctas > 1 && num_ctas <= MAX_CLUSTER_CTAS && (num_split_ctas == 1 || can_split);
+}
+
+GemmPlan gemm_swapped_cluster_plan_with(const GemmShape& shape, GemmSwappedTile tile, int num_split_ctas) {
+  GemmPlan plan = one_wave_plan_with(swapped(shape), tile.block_m, tile.block_n, num_split_ctas, tile.cluster);
+  plan.is_swapped = true;
+  return plan;
+}
+
+GemmPlan gemm_swapped_cluster_plan(const GemmShape& shape, int num_sms, const GemmClusterLimits& limits) {
+  GemmPlan best;
+  if (shape.a_transposed || shape.m == 0 || shape.n == 0) return best;
+  for (const GemmSwappedTile& tile : GEMM_SWAPPED_CLUSTER_TILES) {
+    for (const int num_split_ctas : {1, 2, 4}) {
+      if (!gemm_swapped_tile_can_have(tile, num_split_ctas)) continue;
+      const GemmPlan plan = gemm_swapped_cluster_plan_with(shape, tile, num_split_ctas);
+      if (!fits_at_once(plan, num_sms, limits) || !can_be_split(shape, plan)) continue;
+      if (!best.is_swapped || plan.predicted_us < best.predicted_us) best = plan;
+    }
+  }
+  return best;
 }
 
 GemmPlan gemm_split_plan(const GemmShape& shape, int num_sms, const GemmClusterLimits& limits) {
@@ -295,7 +357,7 @@ GemmPlan gemm_pair_plan(const GemmShape& shape, int num_sms, const GemmClusterLi
     for (int num_split_ctas = 1; num_split_ctas <= most_split_ctas; ++num_split_ctas) {
       const GemmPlan pairs = gemm_pair_plan_with(shape, tile, num_split_ctas);
       if (!fits_at_once(pairs, num_sms, limits) || !can_be_split(shape, pairs)) continue;
-      if (!best.in_pairs || pairs.predicted_us < best.predicted_us) best = pairs;
+      if (!best.in_clusters() || pairs.predicted_us < best.predicted_us) best = pairs;
     }
   }
   return best;
@@ -327,13 +389,16 @@ GemmPlan gemm_plan(const GemmShape& shape, int num_sms, const GemmClusterLimits&
     }
   }
   // Cut ones were slower than the model has them.
-  if (shape.m > FEW_ROWS_OF_SWAPPED && shape.m <= SOME_ROWS_OF_CUT_TILES && !shape.a_transposed) {
+  const int few_rows = shape.b_transposed ? FEW_ROWS_OF_SWAPPED : FEW_ROWS_OF_SWAPPED_KN;
+  if (shape.m > few_rows && shape.m <= SOME_ROWS_OF_CUT_TILES && !shape.a_transposed) {
     for (const GemmTile& tile : GEMM_SWAPPED_TILES) consider(gemm_swapped_plan_with(shape, num_sms, tile, -1));
+    const GemmPlan clusters = gemm_swapped_cluster_plan(shape, num_sms, limits);
+    if (clusters.is_swapped) consider(clusters);
   }
   const GemmPlan split = gemm_split_plan(shape, num_sms, limits);
   if (split.num_split_ctas > 1) consider(split);
   const GemmPlan pairs = gemm_pair_plan(shape, num_sms, limits);
-  if (pairs.in_pairs) consider(pairs);
+  if (pairs.in_clusters()) consider(pairs);
   return best;
 }
 

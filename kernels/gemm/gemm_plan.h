@@ -4,6 +4,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
+
+#include "kernels/device/gemm_cluster.h"
 
 namespace mk {
 
@@ -25,7 +28,7 @@ struct GemmPlan {
   int block_n = 0;
   bool ping_pong = false;
   int num_split_ctas = 1;      // of a cluster, which share a tile's inner dimension and add up what they have
-  bool in_pairs = false;       // of CTAs with neighbouring tiles of M, which load B together
+  GemmCluster cluster;         // of CTAs with a tile each, which share what they load
   bool is_swapped = false;     // tiles have block_m of B's columns and block_n of A's rows
   int num_workers = 0;         // CTAs, or clusters of these
   int num_streamk_tiles = 0;   // tiles that are cut along k; the rest are whole
@@ -33,7 +36,11 @@ struct GemmPlan {
   size_t workspace_bytes = 0;  // 0 unless tiles are cut, or so many that CTAs are kept in step
   double predicted_us = 0;     // the model's time, by which this plan was chosen
 
-  int num_cluster_ctas() const { return num_split_ctas * (in_pairs ? 2 : 1); }
+  bool in_clusters() const { return cluster.m * cluster.n > 1; }
+  // The tiles that a cluster has together.
+  int cluster_rows() const { return block_m * cluster.m; }
+  int cluster_columns() const { return block_n * cluster.n; }
+  int num_cluster_ctas() const { return num_split_ctas * cluster.m * cluster.n; }
   int num_ctas() const { return num_workers * num_cluster_ctas(); }
 };
 
@@ -57,6 +64,21 @@ constexpr int NUM_GEMM_PAIR_TILES = sizeof(GEMM_PAIR_TILES) / sizeof(GEMM_PAIR_T
 // And of those whose operands are in each other's place: of B's columns, and of A's rows.
 constexpr GemmTile GEMM_SWAPPED_TILES[] = {{256, 160, false}};
 constexpr int NUM_GEMM_SWAPPED_TILES = sizeof(GEMM_SWAPPED_TILES) / sizeof(GEMM_SWAPPED_TILES[0]);
+// The same of those whose clusters split the inner dimension, or whose CTAs share what
+// they load.
+struct GemmSwappedTile {
+  int block_m;
+  int block_n;
+  GemmCluster cluster;
+};
+constexpr GemmSwappedTile GEMM_SWAPPED_CLUSTER_TILES[] = {
+    {128, 128, {1, 1}}, {128, 160, {1, 1}}, {128, 72, {1, 2}},  {128, 80, {1, 2}},  {128, 96, {1, 2}},
+    {128, 104, {1, 2}}, {128, 112, {1, 2}}, {128, 120, {1, 2}}, {128, 128, {1, 2}}, {128, 144, {1, 2}},
+    {128, 152, {1, 2}}, {128, 160, {1, 2}}, {128, 176, {1, 2}}, {128, 192, {1, 2}}, {128, 216, {1, 2}},
+    {128, 240, {1, 2}}, {256, 152, {1, 2}}, {256, 176, {1, 2}}, {64, 104, {4, 1}},  {64, 120, {4, 1}},
+    {64, 128, {4, 1}},  {64, 144, {4, 1}},  {64, 168, {4, 1}},  {128, 136, {4, 1}}, {128, 160, {4, 1}}};
+constexpr int NUM_GEMM_SWAPPED_CLUSTER_TILES =
+    sizeof(GEMM_SWAPPED_CLUSTER_TILES) / sizeof(GEMM_SWAPPED_CLUSTER_TILES[0]);
 constexpr int MAX_CLUSTER_CTAS = 4;
 constexpr int SPLIT_CHUNK_COLUMNS = 32;  // of a tile that is split, what a CTA adds up at a time
 constexpr int GEMM_BLOCK_K = 64;
@@ -80,7 +102,7 @@ GemmPlan gemm_split_plan(const GemmShape& shape, int num_sms, const GemmClusterL
 
 // The same in pairs, whose inner dimension may be split among two.
 GemmPlan gemm_pair_plan_with(const GemmShape& shape, GemmTile tile, int num_split_ctas);
-// The best of these, split among up to `most_split_ctas`; not in_pairs: there is none.
+// The best of these, split among up to `most_split_ctas`; not in clusters: there is none.
 GemmPlan gemm_pair_plan(const GemmShape& shape, int num_sms, const GemmClusterLimits& limits,
                         int most_split_ctas = 2);
 
@@ -88,6 +110,20 @@ GemmPlan gemm_pair_plan(const GemmShape& shape, int num_sms, const GemmClusterLi
 GemmShape swapped(const GemmShape& shape);
 // The plan with a given tile of GEMM_SWAPPED_TILES; not for a transposed A.
 GemmPlan gemm_swapped_plan_with(const GemmShape& shape, int num_sms, GemmTile tile, int num_streamk_tiles);
+// Whether there is a cluster of such tiles with so many CTAs to a tile.
+bool gemm_swapped_tile_can_have(GemmSwappedTile tile, int num_split_ctas);
+// The plan with one of GEMM_SWAPPED_CLUSTER_TILES, all tiles at once.
+GemmPlan gemm_swapped_cluster_plan_with(const GemmShape& shape, GemmSwappedTile tile, int num_split_ctas);
+// The best of these; not swapped: there is none.
+GemmPlan gemm_swapped_cluster_plan(const GemmShape& shape, int num_sms, const GemmClusterLimits& limits);
+
+// From one tile's columns to the next one's: all of block_n or, where operands are in each other's place and
+// tiles in clusters, as many as share the rows out evenly.
+int gemm_plan_tile_columns(const GemmShape& shape, const GemmPlan& plan);
+
+// In tables of plans, behind the tile: p ping-pong, s swapped, and c with the tiles of a cluster that shares
+// what it loads, as c1x2.
+std::string gemm_plan_kind(const GemmPlan& plan);
 
 // What no plan's workspace exceeds.
 size_t gemm_max_workspace_bytes(int num_sms);

@@ -8,68 +8,81 @@
 
 namespace mk {
 
-template <class Config>
+template <class Config, bool IS_SWAPPED>
 struct GemmSplitStorage {
   MainloopStorage<Config> mainloop;  // the stages, and when all CTAs have multiplied, partial sums
-  EpilogueBuffers<1> epilogue[Config::NUM_CONSUMER_WARPS];
+  EpilogueBuffers<1> epilogue[IS_SWAPPED ? 1 : Config::NUM_CONSUMER_WARPS];  // swapped tiles need none
 };
 
-template <class Config>
+template <class Config, bool IS_SWAPPED>
 __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
     gemm_split_kernel(const __grid_constant__ GemmParams params) {
   extern __shared__ __align__(1024) uint8_t smem_bytes[];
-  GemmSplitStorage<Config>& smem = *reinterpret_cast<GemmSplitStorage<Config>*>(smem_bytes);
+  GemmSplitStorage<Config, IS_SWAPPED>& smem =
+      *reinterpret_cast<GemmSplitStorage<Config, IS_SWAPPED>*>(smem_bytes);
+  const SplitPlace<Config> place;
+  const TileWork work = split_work(params.schedule, place, params.num_split_ctas);
   if (threadIdx.x == 0) {
-    mainloop_init<Config>(smem.mainloop);
+    split_init<Config>(smem.mainloop);
     trace_enter(params.trace.buffer, params.trace.epoch, params.trace.op, params.trace.shape);
   }
-  if constexpr (Config::IN_PAIRS) {
-    cluster_sync();
+  if constexpr (Config::IN_CLUSTERS) {
+    cluster_meet();
   } else {
     __syncthreads();
   }
-  const SplitPlace<Config> place;
-  const TileWork work = split_work(params.schedule, place, params.num_split_ctas);
   constexpr bool DEAL_REGISTERS = Config::NUM_CONSUMER_WARPGROUPS > 1;
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
   if (warpgroup == Config::NUM_CONSUMER_WARPGROUPS) {
     if constexpr (DEAL_REGISTERS) ptx::setmaxnreg_dec<40>();
-    if (__shfl_sync(~0u, threadIdx.x % 128 / 32, 0) == 0 && ptx::elect_one()) {
-      ptx::prefetch_tensormap(&params.load.map_a);
+    const int warp = __shfl_sync(~0u, threadIdx.x % 128 / 32, 0);
+    const int m = work.m_tile * Config::BLOCK_M;
+    const RowsOfA rows = {&params.load.map_a, m, params.m - m};
+    if (warp == 0 && ptx::elect_one()) {
       ptx::prefetch_tensormap(&params.load.map_b);
       const Tracer tracer(params.trace.buffer, TRACE_LOAD);
       tracer.begin(TraceKind::load, trace_tile(work));
-      StageCursor<Config::NUM_STAGES> stages;
-      const int m = work.m_tile * Config::BLOCK_M;
-      load_tile<Config>(smem.mainloop, stages, params.load, {&params.load.map_a, m, params.m - m}, work,
-                        AIsReady());
+      load_operand<Config, false>(smem.mainloop, params.load, rows, params.tile_columns, work);
       tracer.end();
+    } else if (warp == 1 && ptx::elect_one()) {
+      ptx::prefetch_tensormap(&params.load.map_a);
+      load_operand<Config, true>(smem.mainloop, params.load, rows, params.tile_columns, work);
     }
     __syncwarp();
     meet_split(params.num_split_ctas);
   } else {
     if constexpr (DEAL_REGISTERS) ptx::setmaxnreg_inc<232>();
-    consume_split<Config>(smem.mainloop, smem.epilogue,
-                          {params.epilogue, params.m, params.num_split_ctas, params.trace.buffer}, work, place,
-                          warpgroup);
+    consume_split<Config, IS_SWAPPED>(smem.mainloop, smem.epilogue,
+                                      {params.epilogue, params.m, params.load.n, params.tile_columns,
+                                       params.num_split_ctas, params.trace.buffer},
+                                      work, place, warpgroup);
   }
   __syncthreads();
   if (threadIdx.x == 0) trace_leave(params.trace.buffer);
 }
 
-template <GemmTile TILE, class Element, bool B_TRANSPOSED, bool IN_PAIRS>
+// Swapped, what is loaded as A is B transposed, and as B, A transposed.
+template <int BLOCK_M, int BLOCK_N, class Element, bool B_TRANSPOSED, GemmCluster CLUSTER,
+          bool IS_SWAPPED = false>
 constexpr GemmKernelEntry gemm_split_kernel_entry() {
-  using Config = GemmConfig<TILE.block_m, TILE.block_n, false, Element, false, B_TRANSPOSED, IN_PAIRS>;
-  static_assert(split_chunks_fit<Config>() && sizeof(GemmSplitStorage<Config>) <= 227 * 1024);
-  return {gemm_split_kernel<Config>, Config::NUM_THREADS, sizeof(GemmSplitStorage<Config>)};
+  using Config = GemmConfig<BLOCK_M, BLOCK_N, false, Element, IS_SWAPPED && !B_TRANSPOSED,
+                            IS_SWAPPED || B_TRANSPOSED, CLUSTER, IS_SWAPPED ? 224 : 192>;
+  static_assert(split_chunks_fit<Config>() && sizeof(GemmSplitStorage<Config, IS_SWAPPED>) <= 227 * 1024);
+  return {gemm_split_kernel<Config, IS_SWAPPED>, Config::NUM_THREADS,
+          sizeof(GemmSplitStorage<Config, IS_SWAPPED>)};
+}
+
+template <GemmTile TILE, class Element, bool B_TRANSPOSED, GemmCluster CLUSTER>
+constexpr GemmKernelEntry gemm_split_kernel_entry() {
+  return gemm_split_kernel_entry<TILE.block_m, TILE.block_n, Element, B_TRANSPOSED, CLUSTER>();
 }
 
 template <class Element>
 const GemmSplitKernelTable& gemm_split_kernel_table() {
   static const GemmSplitKernelTable table = []<size_t... TILES>(std::index_sequence<TILES...>) {
     return GemmSplitKernelTable{
-        {{gemm_split_kernel_entry<GEMM_SPLIT_TILES[TILES], Element, false, false>(),
-          gemm_split_kernel_entry<GEMM_SPLIT_TILES[TILES], Element, true, false>()}...}};
+        {{gemm_split_kernel_entry<GEMM_SPLIT_TILES[TILES], Element, false, GemmCluster{1, 1}>(),
+          gemm_split_kernel_entry<GEMM_SPLIT_TILES[TILES], Element, true, GemmCluster{1, 1}>()}...}};
   }
   (std::make_index_sequence<NUM_GEMM_SPLIT_TILES>());
   return table;
@@ -78,10 +91,26 @@ const GemmSplitKernelTable& gemm_split_kernel_table() {
 template <class Element>
 const GemmPairKernelTable& gemm_pair_kernel_table() {
   static const GemmPairKernelTable table = []<size_t... TILES>(std::index_sequence<TILES...>) {
-    return GemmPairKernelTable{{{gemm_split_kernel_entry<GEMM_PAIR_TILES[TILES], Element, false, true>(),
-                                 gemm_split_kernel_entry<GEMM_PAIR_TILES[TILES], Element, true, true>()}...}};
+    return GemmPairKernelTable{
+        {{gemm_split_kernel_entry<GEMM_PAIR_TILES[TILES], Element, false, GemmCluster{2, 1}>(),
+          gemm_split_kernel_entry<GEMM_PAIR_TILES[TILES], Element, true, GemmCluster{2, 1}>()}...}};
   }
   (std::make_index_sequence<NUM_GEMM_PAIR_TILES>());
+  return table;
+}
+
+template <GemmSwappedTile TILE, class Element, bool B_TRANSPOSED>
+constexpr GemmKernelEntry gemm_swapped_cluster_kernel_entry() {
+  return gemm_split_kernel_entry<TILE.block_m, TILE.block_n, Element, B_TRANSPOSED, TILE.cluster, true>();
+}
+
+template <class Element, bool B_TRANSPOSED>
+const GemmSwappedClusterKernelTable& gemm_swapped_cluster_kernel_table() {
+  static const GemmSwappedClusterKernelTable table = []<size_t... TILES>(std::index_sequence<TILES...>) {
+    return GemmSwappedClusterKernelTable{
+        {gemm_swapped_cluster_kernel_entry<GEMM_SWAPPED_CLUSTER_TILES[TILES], Element, B_TRANSPOSED>()...}};
+  }
+  (std::make_index_sequence<NUM_GEMM_SWAPPED_CLUSTER_TILES>());
   return table;
 }
 

@@ -16,8 +16,8 @@ __device__ __forceinline__ uint32_t cluster_ctarank() {
 }
 
 // PTX ISA 9.7.13.3: barrier.cluster
-__device__ __forceinline__ void barrier_cluster_arrive_release() {
-  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+__device__ __forceinline__ void barrier_cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
 }
 __device__ __forceinline__ void barrier_cluster_wait_acquire() {
   asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
@@ -39,11 +39,15 @@ __device__ __forceinline__ void mbarrier_arrive_shared_cluster(uint64_t* barrier
       : "memory");
 }
 
-// PTX ISA 9.7.9.12: st, `.shared::cluster` and `.v4`
-__device__ __forceinline__ void st_shared_cluster_v4(uint32_t cluster_address, float4 value) {
-  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(cluster_address), "f"(value.x),
-               "f"(value.y), "f"(value.z), "f"(value.w)
-               : "memory");
+// PTX ISA 9.7.9.13: st.async with `.v4`. The barrier, of the CTA that is written to, is told of 16 bytes when
+// they are there; who waits for it sees them.
+__device__ __forceinline__ void st_async_shared_cluster_v4(uint32_t cluster_address, float4 value,
+                                                           uint32_t cluster_barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+          cluster_address),
+      "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(cluster_barrier)
+      : "memory");
 }
 
 }  // namespace mk::ptx

@@ -19,7 +19,7 @@ struct EmulatedConfig {
   static constexpr int BLOCK_M = 64;
   static constexpr bool A_TRANSPOSED = true;
   static constexpr bool B_TRANSPOSED = false;
-  static constexpr bool IN_PAIRS = false;
+  static constexpr GemmCluster CLUSTER = {};
   static constexpr int BLOCK_N = 64;
   static constexpr int BLOCK_K = 64;
   static constexpr int NUM_STAGES = 3;

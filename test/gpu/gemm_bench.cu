@@ -225,11 +225,7 @@ class Bench {
         "%dx%d%s s%d sk%d w%d\n",
         p.m, p.n, p.k, p.b_transposed ? "NK" : "KN", us / tflops[1][0], tflops[1][0], tflops[1][1], ratio[1],
         us / tflops[0][0], tflops[0][0], tflops[0][1], ratio[0], mhz, watts, plan.block_m, plan.block_n,
-        plan.ping_pong    ? "p"
-        : plan.in_pairs   ? "2"
-        : plan.is_swapped ? "s"
-                          : "",
-        plan.num_split_ctas, plan.num_streamk_tiles, plan.num_workers);
+        mk::gemm_plan_kind(plan).c_str(), plan.num_split_ctas, plan.num_streamk_tiles, plan.num_workers);
     std::fflush(stdout);
   }
 
@@ -249,6 +245,16 @@ class Bench {
         const int64_t rest = mk::gemm_plan_num_tiles(shape_of(p), whole) % num_sms_;
         if (rest > 0)
           plans.push_back(mk::gemm_swapped_plan_with(shape_of(p), num_sms_, tile, static_cast<int>(rest)));
+      }
+    }
+    if (p.m > 64) {
+      for (const mk::GemmSwappedTile& tile : mk::GEMM_SWAPPED_CLUSTER_TILES) {
+        for (const int split : {1, 2, 3, 4}) {
+          const mk::GemmPlan plan = mk::gemm_swapped_cluster_plan_with(shape_of(p), tile, split);
+          if (mk::gemm_swapped_tile_can_have(tile, split) &&
+              plan.num_workers <= limits_.at_a_time[plan.num_cluster_ctas()] && p.k / split >= 256)
+            plans.push_back(plan);
+        }
       }
     }
     for (const mk::GemmTile& tile : mk::GEMM_SPLIT_TILES) {
@@ -278,13 +284,9 @@ class Bench {
         c.push_back(time_us(theirs, false, batch));
       }
       std::printf(
-          "  %s%3dx%3d%s s%d sk%-4d w%-3d g%-2d: isolated %8.2f  back to back %8.2f  cublas %8.2f  model "
+          "  %s%3dx%3d%-5s s%d sk%-4d w%-3d g%-2d: isolated %8.2f  back to back %8.2f  cublas %8.2f  model "
           "%8.2f\n",
-          i == 0 ? "*" : " ", plans[i].block_m, plans[i].block_n,
-          plans[i].ping_pong    ? "p"
-          : plans[i].in_pairs   ? "2"
-          : plans[i].is_swapped ? "s"
-                                : " ",
+          i == 0 ? "*" : " ", plans[i].block_m, plans[i].block_n, mk::gemm_plan_kind(plans[i]).c_str(),
           plans[i].num_split_ctas, plans[i].num_streamk_tiles, plans[i].num_workers, plans[i].group_m,
           median(a), median(b), median(c), plans[i].predicted_us);
       std::fflush(stdout);

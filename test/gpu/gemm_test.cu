@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -40,15 +41,7 @@ struct Case {
   int c_offset = 0;  // of C's first element: 16-byte alignment or not
 };
 
-struct PlanChoice {
-  GemmTile tile;
-  int num_streamk_tiles;  // -1: none; INT_MAX: all
-  bool automatic = false;
-  int num_split_ctas = 1;
-  int num_ctas = 0;  // the most; 0: as many as there are SMs
-  bool in_pairs = false;
-  bool is_swapped = false;
-};
+using PlanChoice = std::function<GemmPlan(const GemmShape&)>;
 
 int type_bytes(GemmType type) { return type == GemmType::fp32 ? 4 : 2; }
 const char* type_name(GemmType type) {
@@ -183,11 +176,8 @@ std::string describe(const Case& test, const GemmPlan& plan, bool integers) {
                 type_name(s.in_type), type_name(s.out_type), s.a_transposed ? "A^T " : "",
                 s.b_transposed ? "B[N,K] " : "B[K,N] ", test.accumulate ? "acc " : "", test.bias ? "bias " : "",
                 integers ? "exact" : "random", test.ld_pad, test.c_pad, test.c_offset, plan.block_m,
-                plan.block_n,
-                plan.in_pairs     ? " in pairs"
-                : plan.is_swapped ? " swapped"
-                                  : "",
-                plan.num_split_ctas, plan.num_streamk_tiles, plan.num_workers);
+                plan.block_n, mk::gemm_plan_kind(plan).c_str(), plan.num_split_ctas, plan.num_streamk_tiles,
+                plan.num_workers);
   return text;
 }
 
@@ -231,14 +221,8 @@ void run_case(const Case& test, const std::vector<PlanChoice>& choices, bool int
   CHECK(cudaDeviceSynchronize());
 
   for (const PlanChoice& choice : choices) {
-    if ((choice.num_split_ctas > 1 || choice.in_pairs || choice.is_swapped) && s.a_transposed) continue;
-    const int most_ctas = choice.num_ctas > 0 ? choice.num_ctas : num_sms;
-    const GemmPlan plan =
-        choice.automatic            ? mk::gemm_plan(s, num_sms, limits)
-        : choice.in_pairs           ? mk::gemm_pair_plan_with(s, choice.tile, choice.num_split_ctas)
-        : choice.num_split_ctas > 1 ? mk::gemm_split_plan_with(s, choice.tile, choice.num_split_ctas)
-        : choice.is_swapped ? mk::gemm_swapped_plan_with(s, most_ctas, choice.tile, choice.num_streamk_tiles)
-                            : mk::gemm_plan_with(s, most_ctas, choice.tile, choice.num_streamk_tiles);
+    const GemmPlan plan = choice(s);
+    if (s.a_transposed && (plan.num_cluster_ctas() > 1 || plan.is_swapped)) continue;  // no such kernel
     const std::string name = describe(test, plan, integers);
     Buffer workspace(plan.workspace_bytes);
     CHECK(cudaMemset(workspace.p, 0, workspace.num_bytes));
@@ -288,25 +272,49 @@ void run_case(const Case& test, const std::vector<PlanChoice>& choices, bool int
   }
 }
 
-std::vector<PlanChoice> all_plans() {
-  constexpr int ALL = 1 << 30;
-  std::vector<PlanChoice> plans = {{{}, 0, true}};
-  for (const GemmTile& tile : mk::GEMM_TILES) {
-    for (const int num_streamk_tiles : {-1, 1, ALL}) plans.push_back({tile, num_streamk_tiles});
-  }
-  for (const GemmTile& tile : mk::GEMM_SWAPPED_TILES) {
-    for (const int num_streamk_tiles : {-1, 1, ALL})
-      plans.push_back({tile, num_streamk_tiles, false, 1, 0, false, true});
-  }
+PlanChoice chosen_plan() {
+  return [](const GemmShape& s) { return mk::gemm_plan(s, num_sms, limits); };
+}
+PlanChoice plan_with(GemmTile tile, int num_streamk_tiles, int most_ctas = num_sms) {
+  return [=](const GemmShape& s) { return mk::gemm_plan_with(s, most_ctas, tile, num_streamk_tiles); };
+}
+PlanChoice swapped_plan_with(GemmTile tile, int num_streamk_tiles, int most_ctas = num_sms) {
+  return [=](const GemmShape& s) { return mk::gemm_swapped_plan_with(s, most_ctas, tile, num_streamk_tiles); };
+}
+
+// With clusters.
+std::vector<PlanChoice> cluster_plans() {
+  std::vector<PlanChoice> plans;
   for (const GemmTile& tile : mk::GEMM_SPLIT_TILES) {
-    for (const int num_split_ctas : {2, 3, 4}) plans.push_back({tile, -1, false, num_split_ctas});
+    for (const int num_ctas : {2, 3, 4})
+      plans.push_back([=](const GemmShape& s) { return mk::gemm_split_plan_with(s, tile, num_ctas); });
   }
   for (const GemmTile& tile : mk::GEMM_PAIR_TILES) {
-    for (const int num_split_ctas : {1, 2}) {
-      if (num_split_ctas > 1 && tile.block_n % mk::SPLIT_CHUNK_COLUMNS != 0) continue;
-      plans.push_back({tile, -1, false, num_split_ctas, 0, true});
+    for (const int num_ctas : {1, 2}) {
+      if (num_ctas > 1 && tile.block_n % mk::SPLIT_CHUNK_COLUMNS != 0) continue;
+      plans.push_back([=](const GemmShape& s) { return mk::gemm_pair_plan_with(s, tile, num_ctas); });
     }
   }
+  for (const mk::GemmSwappedTile& tile : mk::GEMM_SWAPPED_CLUSTER_TILES) {
+    for (const int num_ctas : {1, 2, 3, 4}) {
+      if (mk::gemm_swapped_tile_can_have(tile, num_ctas))
+        plans.push_back(
+            [=](const GemmShape& s) { return mk::gemm_swapped_cluster_plan_with(s, tile, num_ctas); });
+    }
+  }
+  return plans;
+}
+
+std::vector<PlanChoice> all_plans() {
+  constexpr int ALL = 1 << 30;
+  std::vector<PlanChoice> plans = {chosen_plan()};
+  for (const int num_streamk_tiles : {-1, 1, ALL}) {
+    for (const GemmTile& tile : mk::GEMM_TILES) plans.push_back(plan_with(tile, num_streamk_tiles));
+    for (const GemmTile& tile : mk::GEMM_SWAPPED_TILES)
+      plans.push_back(swapped_plan_with(tile, num_streamk_tiles));
+  }
+  const std::vector<PlanChoice> more = cluster_plans();
+  plans.insert(plans.end(), more.begin(), more.end());
   return plans;
 }
 
@@ -360,10 +368,10 @@ void test_sizes(const std::vector<PlanChoice>& plans) {
 void test_many_tiles_a_cta() {
   std::vector<PlanChoice> plans;
   for (const GemmTile& tile : mk::GEMM_TILES) {
-    for (const int num_streamk_tiles : {-1, 5}) plans.push_back({tile, num_streamk_tiles, false, 1, 2});
+    for (const int num_streamk_tiles : {-1, 5}) plans.push_back(plan_with(tile, num_streamk_tiles, 2));
   }
-  plans.push_back({mk::GEMM_SWAPPED_TILES[0], -1, false, 1, 2, false, true});
-  plans.push_back({mk::GEMM_SWAPPED_TILES[0], 5, false, 1, 2, false, true});
+  for (const int num_streamk_tiles : {-1, 5})
+    plans.push_back(swapped_plan_with(mk::GEMM_SWAPPED_TILES[0], num_streamk_tiles, 2));
   uint64_t seed = 20000;
   for (const int64_t k : {64, 300, 384, 448, 512, 576, 640, 1000}) {
     for (const GemmType out : {GemmType::bf16, GemmType::fp16, GemmType::fp32}) {

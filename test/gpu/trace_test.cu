@@ -180,7 +180,7 @@ void check_overflow() {
 // Every tile of a plain product is loaded, multiplied and stored once, and nothing without a trace.
 void check_product(const mk::GemmShape& shape, const mk::GemmPlan& plan) {
   const std::string what = "product of " + std::to_string(plan.block_m) + "x" + std::to_string(plan.block_n) +
-                           (plan.in_pairs ? " in pairs" : "") + ", split among " +
+                           (plan.in_clusters() ? " in pairs" : "") + ", split among " +
                            std::to_string(plan.num_split_ctas) + ": ";
   auto made = mk::CudaTrace::make(plan.num_ctas(), 64);
   check(made.ok() && mk::gemm_prepare() == cudaSuccess, what + "prepare");

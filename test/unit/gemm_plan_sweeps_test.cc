@@ -23,7 +23,7 @@ constexpr double LEAST_PART_FOUND = 0.5;
 struct TimedPlan {
   int block_m = 0;
   int block_n = 0;
-  char kind = ' ';  // p: in ping-pong, 2: in pairs, s: swapped
+  std::string kind;  // gemm_plan_kind()
   int num_split_ctas = 0;
   int num_streamk_tiles = 0;
   int num_workers = 0;
@@ -31,8 +31,7 @@ struct TimedPlan {
   double us = 0;
 
   bool is_of(const GemmPlan& plan) const {
-    return block_m == plan.block_m && block_n == plan.block_n && (kind == 'p') == plan.ping_pong &&
-           (kind == '2') == plan.in_pairs && (kind == 's') == plan.is_swapped &&
+    return block_m == plan.block_m && block_n == plan.block_n && kind == gemm_plan_kind(plan) &&
            num_split_ctas == plan.num_split_ctas && num_streamk_tiles == plan.num_streamk_tiles &&
            num_workers == plan.num_workers && group_m == plan.group_m;
   }
@@ -54,9 +53,14 @@ bool read_shape(const std::string& line, GemmShape* shape) {
 }
 
 bool read_plan(const std::string& line, TimedPlan* plan) {
-  return std::sscanf(line.c_str(), " %dx%d%c s%d sk%d w%d g%d : isolated %*f back to back %lf", &plan->block_m,
-                     &plan->block_n, &plan->kind, &plan->num_split_ctas, &plan->num_streamk_tiles,
-                     &plan->num_workers, &plan->group_m, &plan->us) == 8;
+  int kind_begin = 0;
+  if (std::sscanf(line.c_str(), " %dx%d%n", &plan->block_m, &plan->block_n, &kind_begin) != 2) return false;
+  const size_t kind_end = line.find(' ', static_cast<size_t>(kind_begin));
+  if (kind_end == std::string::npos) return false;
+  plan->kind = line.substr(static_cast<size_t>(kind_begin), kind_end - static_cast<size_t>(kind_begin));
+  return std::sscanf(line.c_str() + kind_end, " s%d sk%d w%d g%d : isolated %*f back to back %lf",
+                     &plan->num_split_ctas, &plan->num_streamk_tiles, &plan->num_workers, &plan->group_m,
+                     &plan->us) == 5;
 }
 
 std::vector<Sweep> read_sweeps(const char* path) {
@@ -86,13 +90,10 @@ bool check(const char* path, double allowed) {
       if (best_us == 0 || plan.us < best_us) best_us = plan.us;
       if (plan.is_of(chosen)) chosen_us = plan.us;
     }
-    std::printf("%5ld %5ld %5ld %s  %3dx%-3d%s s%d sk%-3d  ", static_cast<long>(sweep.shape.m),
+    std::printf("%5ld %5ld %5ld %s  %3dx%-3d%-5s s%d sk%-3d  ", static_cast<long>(sweep.shape.m),
                 static_cast<long>(sweep.shape.n), static_cast<long>(sweep.shape.k),
                 sweep.shape.b_transposed ? "NK" : "KN", chosen.block_m, chosen.block_n,
-                chosen.ping_pong  ? "p"
-                : chosen.in_pairs ? "2"
-                                  : " ",
-                chosen.num_split_ctas, chosen.num_streamk_tiles);
+                gemm_plan_kind(chosen).c_str(), chosen.num_split_ctas, chosen.num_streamk_tiles);
     if (chosen_us == 0) {
       std::printf("no time, best %.1f us\n", best_us);
       continue;

@@ -38,12 +38,13 @@ TEST_CASE("a plan keeps to its SMs, its clusters run at a time, and each has som
           CHECK(plan.num_ctas() <= num_sms);
           if (plan.num_cluster_ctas() == 1) continue;
           const int64_t tiles = gemm_plan_num_tiles(shape, plan);
-          CHECK(plan.num_workers >= (plan.in_pairs ? (tiles + 1) / 2 : tiles));
+          const int sharing = plan.cluster.m * plan.cluster.n;
+          CHECK(plan.num_workers >= (tiles + sharing - 1) / sharing);
           CHECK(plan.num_workers <= tiles);
           CHECK(plan.num_workers <= H200.at_a_time[plan.num_cluster_ctas()]);
           CHECK(plan.num_streamk_tiles == 0);
           if (plan.num_split_ctas > 1) CHECK(k >= int64_t{plan.num_split_ctas} * 4 * GEMM_BLOCK_K);
-          if (plan.in_pairs) CHECK(m > plan.block_m);
+          if (plan.cluster.m == 2) CHECK(m > plan.block_m);
         }
       }
     }
@@ -57,18 +58,21 @@ TEST_CASE("few rows on a narrow weight are split, and the more rows the larger t
   CHECK((more.block_n == 128 && more.num_split_ctas == 4));
 }
 
-TEST_CASE("some hundred rows on a narrow weight are in pairs, the more rows the wider the tile") {
-  const GemmPlan split = gemm_plan(shape_of(256, 2560, 8192), NUM_SMS, H200);
-  CHECK((split.in_pairs && split.block_n == 96 && split.num_split_ctas == 2));
-  const GemmPlan whole = gemm_plan(shape_of(512, 2560, 8192), NUM_SMS, H200);
-  CHECK((whole.in_pairs && whole.block_n == 96 && whole.num_split_ctas == 1));
+TEST_CASE("some hundred rows on a narrow weight are in clusters that share what they load") {
+  const GemmPlan few = gemm_plan(shape_of(256, 2560, 8192), NUM_SMS, H200);
+  CHECK((few.is_swapped && few.cluster == GemmCluster{4, 1} && few.num_split_ctas == 1));
+  const GemmPlan split = gemm_pair_plan(shape_of(256, 2560, 8192), NUM_SMS, H200);
+  CHECK((split.cluster == GemmCluster{2, 1} && split.block_n == 96 && split.num_split_ctas == 2));
+  const GemmPlan whole = gemm_pair_plan(shape_of(512, 2560, 8192), NUM_SMS, H200);
+  CHECK((whole.cluster == GemmCluster{2, 1} && whole.block_n == 96 && whole.num_split_ctas == 1));
+  CHECK(gemm_plan(shape_of(512, 2560, 8192), NUM_SMS, H200).in_clusters());
   const GemmPlan wide = gemm_plan(shape_of(1024, 2560, 8192), NUM_SMS, H200);
-  CHECK((wide.in_pairs && wide.block_n == 160));
+  CHECK((wide.in_clusters() && wide.block_n == 160));
   // One of each pair would have no rows.
-  CHECK_FALSE(gemm_plan(shape_of(384, 2560, 8192), NUM_SMS, H200).in_pairs);
+  CHECK(gemm_plan(shape_of(384, 2560, 8192), NUM_SMS, H200).cluster != GemmCluster{2, 1});
   // More than a wave.
   const GemmPlan tall = gemm_plan(shape_of(2048, 2560, 8192), NUM_SMS, H200);
-  CHECK((!tall.in_pairs && tall.block_m == 256));
+  CHECK((!tall.in_clusters() && tall.block_m == 256));
 }
 
 TEST_CASE("the tallest tile has one wave, or many k-steps, to pay for its last rows") {
@@ -126,15 +130,70 @@ TEST_CASE("where a row or a few of tiles leave others half empty, operands are i
   CHECK(plan.num_workers == 112);
   CHECK(gemm_plan(shape_of(640, 8192, 14336), NUM_SMS, H200).is_swapped);
   CHECK_FALSE(gemm_plan(shape_of(128, 28672, 8192), NUM_SMS, H200).is_swapped);
-  CHECK_FALSE(gemm_plan(shape_of(300, 8192, 7168), NUM_SMS, H200).is_swapped);
   CHECK_FALSE(gemm_plan(shape_of(4096, 4096, 4096), NUM_SMS, H200).is_swapped);
   GemmShape transposed = few;
   transposed.a_transposed = true;
   CHECK_FALSE(gemm_plan(transposed, NUM_SMS, H200).is_swapped);
 }
 
+TEST_CASE("some hundred rows that are no multiple of 64 are swapped, in clusters that share what they load") {
+  struct Expected {
+    GemmShape shape;
+    int block_m, block_n;
+    GemmCluster cluster;
+  };
+  for (const Expected& expected : {Expected{shape_of(130, 8192, 7168), 128, 72, {1, 2}},
+                                   Expected{shape_of(300, 8192, 7168), 128, 152, {1, 2}},
+                                   Expected{shape_of(420, 8192, 8192), 128, 216, {1, 2}},
+                                   Expected{shape_of(600, 8192, 8192), 256, 152, {1, 2}},
+                                   Expected{shape_of(160, 14336, 8192), 128, 160, {4, 1}},
+                                   Expected{shape_of(350, 2560, 8192), 64, 120, {4, 1}}}) {
+    const GemmPlan plan = gemm_plan(expected.shape, NUM_SMS, H200);
+    CAPTURE(expected.shape.m, expected.shape.n, gemm_plan_kind(plan));
+    CHECK((plan.is_swapped && plan.num_split_ctas == 1 && plan.cluster == expected.cluster));
+    CHECK((plan.block_m == expected.block_m && plan.block_n == expected.block_n));
+  }
+  const GemmPlan split = gemm_plan(shape_of(160, 2560, 8192), NUM_SMS, H200);
+  CHECK((split.is_swapped && split.num_split_ctas == 4 && !split.in_clusters()));
+  // Whose tiles are full, or of which another has the clusters' SMs.
+  CHECK_FALSE(gemm_plan(shape_of(512, 8192, 8192), NUM_SMS, H200).is_swapped);
+  CHECK(gemm_plan(shape_of(300, 8192, 7168), 100, H200).num_ctas() <= 100);
+  CHECK_FALSE(gemm_plan(shape_of(300, 8192, 7168), NUM_SMS, {}).in_clusters());
+}
+
+TEST_CASE("swapped tiles of a cluster share the rows out evenly") {
+  const GemmSwappedTile pair = {128, 152, {1, 2}};
+  const auto columns_of = [&](int64_t m, GemmSwappedTile tile) {
+    const GemmShape shape = shape_of(m, 8192, 7168);
+    return gemm_plan_tile_columns(shape, gemm_swapped_cluster_plan_with(shape, tile, 1));
+  };
+  CHECK(columns_of(300, pair) == 152);
+  CHECK(columns_of(200, pair) == 104);  // 100 each, in eights
+  CHECK(columns_of(1, pair) == 8);
+  CHECK(columns_of(305, pair) == 80);  // two pairs
+  CHECK(columns_of(230, {64, 104, {4, 1}}) == 80);
+  for (int64_t m = 1; m < 700; ++m) {
+    const int columns = columns_of(m, pair);
+    const int64_t tiles = (m + 303) / 304 * 2;
+    CHECK((columns <= 152 && columns % 8 == 0 && columns * tiles >= m && columns * tiles < m + 8 * tiles));
+  }
+  const GemmShape whole = shape_of(300, 8192, 7168);
+  CHECK(gemm_plan_tile_columns(whole, gemm_plan_with(whole, NUM_SMS, {128, 192, false}, -1)) == 192);
+}
+
+TEST_CASE("the parts of a shared operand cover it") {
+  for (const int num_ctas : {2, 4}) {
+    for (int length = 8; length <= 256; length += 8) {
+      const int box = shared_box_rows(length, num_ctas);
+      CAPTURE(num_ctas, length, box);
+      CHECK((box % 8 == 0 && box <= length && box * num_ctas >= length));
+      CHECK(box * num_ctas < length + 8 * num_ctas);
+    }
+  }
+}
+
 TEST_CASE("boxes of TMA make up a tile, and have hardly more of what is outside than there need be") {
-  for (const int block : {64, 80, 96, 128, 160, 192, 224, 256}) {
+  for (const int block : {8, 16, 24, 40, 64, 80, 96, 128, 160, 192, 224, 256}) {
     for (int64_t rows = 0; rows <= 3 * block + 1; ++rows) {
       const int box = stage_box_rows(rows, block);
       CAPTURE(block, rows, box);

@@ -773,8 +773,8 @@ TEST_CASE("clusters share the tiles of an all-gather of few rows, and ranks agre
         CHECK(plan.plan.compute_ctas == plan.gemm.num_ctas());
         CHECK(plan.plan.compute_ctas <= NUM_SMS);
         CHECK(plan.gemm.num_workers <= H200.at_a_time[plan.gemm.num_cluster_ctas()]);
-        CHECK(plan.gemm.num_workers ==
-              ceil_div(m, plan.gemm.block_m * (plan.gemm.in_pairs ? 2 : 1)) * ceil_div(n, plan.gemm.block_n));
+        CHECK(plan.gemm.num_workers == ceil_div(m, plan.gemm.block_m * (plan.gemm.in_clusters() ? 2 : 1)) *
+                                           ceil_div(n, plan.gemm.block_n));
       }
     }
   }
@@ -795,12 +795,12 @@ TEST_CASE("CTAs of an all-gather of one wave load B in pairs, where their tiles 
   for (const int nranks : {2, 4}) {
     for (const auto& [m, n] : {std::pair{512, 5120}, {1024, 2560}}) {
       const RankGemmPlan plan = plan_with(make_call(MK_OPERATOR_ALLGATHER_GEMM, m, n, 8192), nranks);
-      CHECK(plan.gemm.in_pairs);
+      CHECK(plan.gemm.in_clusters());
       CHECK(plan.gemm.num_split_ctas == 1);
       CHECK(plan.tile_rows == ceil_div(m, 2 * plan.gemm.block_m));
     }
   }
-  CHECK(!plan_with(make_call(MK_OPERATOR_ALLGATHER_GEMM, 8192, 2560, 8192), 2).gemm.in_pairs);
+  CHECK(!plan_with(make_call(MK_OPERATOR_ALLGATHER_GEMM, 8192, 2560, 8192), 2).gemm.in_clusters());
 }
 
 TEST_CASE("where each CTA has one tile of an all-gather it is a large one, which between two ranks two share") {

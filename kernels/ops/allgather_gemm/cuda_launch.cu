@@ -150,7 +150,7 @@ class ForwardLaunchOf : public RankGemmLaunch {
 const RankGemmKernel<CudaParams>& forward_kernel(const GemmCall& call, const GemmPlan& plan) {
   const bool is_fp16 = call.dtype == MK_DTYPE_FP16;
   const bool is_transposed = call.b_layout == MK_LAYOUT_NK;
-  if (plan.in_pairs) {
+  if (plan.in_clusters()) {
     return find_kernel(is_fp16 ? pair_kernels_fp16() : pair_kernels_bf16(), GEMM_PAIR_TILES, plan,
                        is_transposed);
   }

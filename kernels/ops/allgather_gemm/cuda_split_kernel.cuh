@@ -38,6 +38,7 @@ __device__ __forceinline__ void produce_split(const RankLaunch& launch, SplitSto
   const CUtensorMap* map_a = &params.map_gathered[map_gathered.get(launch)];
   load_first_tile<Config>(smem.mainloop, stages, params.load, {map_a, first_row, params.m - first_row}, work,
                           panels);
+  await_sharing_ctas<Config>(smem.mainloop, stages);
   tracer.end();
 }
 
@@ -48,32 +49,30 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   SplitStorage<Config>& smem = *reinterpret_cast<SplitStorage<Config>*>(smem_bytes);
   const RankLaunch launch(params.comm);
   launch.begin_cta();
-  if (threadIdx.x == 0) {
-    push_init(smem.push);
-    mainloop_init<Config>(smem.mainloop);
-  }
-  if constexpr (Config::IN_PAIRS) {
-    cluster_sync();  // the other one writes to this one's stages
-  } else {
-    __syncthreads();
-  }
   const SplitPlace<Config> place;
   const TileWork work = split_work(params.tiles, place, params.num_split_ctas);
+  if (threadIdx.x == 0) {
+    push_init(smem.push);
+    split_init<Config>(smem.mainloop);
+  }
+  __syncthreads();
+  if constexpr (Config::IN_CLUSTERS) cluster_meet();  // the other one writes to this one's stages
   run_roles<Config>(
       gridDim.x, [&] { produce_split<Config>(launch, smem, params, work); },
       [&](const CopyWarp& warp) { run_copy_warp(launch, params, smem.push, warp); },
       [&](int warpgroup) {
         consume_split<Config>(smem.mainloop, smem.epilogue,
-                              {params.epilogue, params.m, params.num_split_ctas, params.comm.trace}, work,
-                              place, warpgroup);
+                              {params.epilogue, params.m, params.epilogue.n, Config::BLOCK_N,
+                               params.num_split_ctas, params.comm.trace},
+                              work, place, warpgroup);
       });
   if (threadIdx.x / 128 == Config::NUM_CONSUMER_WARPGROUPS) meet_split(params.num_split_ctas);
   launch.end_cta();
 }
 
-template <GemmTile TILE, class Element, bool B_TRANSPOSED, bool IN_PAIRS>
+template <GemmTile TILE, class Element, bool B_TRANSPOSED, GemmCluster CLUSTER>
 constexpr RankGemmKernel<CudaParams> split_kernel_entry() {
-  using Config = GemmConfig<TILE.block_m, TILE.block_n, false, Element, false, B_TRANSPOSED, IN_PAIRS>;
+  using Config = GemmConfig<TILE.block_m, TILE.block_n, false, Element, false, B_TRANSPOSED, CLUSTER>;
   static_assert(split_chunks_fit<Config>() && sizeof(SplitStorage<Config>) <= 227 * 1024);
   return {allgather_gemm_split_kernel<Config>, Config::NUM_THREADS, sizeof(SplitStorage<Config>)};
 }
@@ -81,8 +80,8 @@ constexpr RankGemmKernel<CudaParams> split_kernel_entry() {
 template <class Element>
 const SplitTable& split_kernel_table() {
   static const SplitTable table = []<size_t... TILES>(std::index_sequence<TILES...>) {
-    return SplitTable{{{split_kernel_entry<GEMM_SPLIT_TILES[TILES], Element, false, false>(),
-                        split_kernel_entry<GEMM_SPLIT_TILES[TILES], Element, true, false>()}...}};
+    return SplitTable{{{split_kernel_entry<GEMM_SPLIT_TILES[TILES], Element, false, GemmCluster{1, 1}>(),
+                        split_kernel_entry<GEMM_SPLIT_TILES[TILES], Element, true, GemmCluster{1, 1}>()}...}};
   }
   (std::make_index_sequence<NUM_GEMM_SPLIT_TILES>());
   return table;
@@ -91,8 +90,8 @@ const SplitTable& split_kernel_table() {
 template <class Element>
 const PairTable& pair_kernel_table() {
   static const PairTable table = []<size_t... TILES>(std::index_sequence<TILES...>) {
-    return PairTable{{{split_kernel_entry<GEMM_PAIR_TILES[TILES], Element, false, true>(),
-                       split_kernel_entry<GEMM_PAIR_TILES[TILES], Element, true, true>()}...}};
+    return PairTable{{{split_kernel_entry<GEMM_PAIR_TILES[TILES], Element, false, GemmCluster{2, 1}>(),
+                       split_kernel_entry<GEMM_PAIR_TILES[TILES], Element, true, GemmCluster{2, 1}>()}...}};
   }
   (std::make_index_sequence<NUM_GEMM_PAIR_TILES>());
   return table;

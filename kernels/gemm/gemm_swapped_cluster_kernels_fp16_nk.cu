@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/gemm/gemm_split_kernel.cuh"
+
+namespace mk {
+
+const GemmSwappedClusterKernelTable& gemm_swapped_cluster_kernels_fp16_nk() {
+  return gemm_swapped_cluster_kernel_table<__half, true>();
+}
+
+}  // namespace mk
