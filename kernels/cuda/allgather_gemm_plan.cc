@@ -8,6 +8,7 @@
 #include "kernels/cuda/rank_gemm_plan_parts.h"
 #include "kernels/device/rank_gemm_tiles.h"
 #include "kernels/ops/allgather_gemm/plan.h"
+#include "kernels/ops/allgather_gemm/swapped_tiles.h"
 #include "kernels/ops/allgather_gemm/wgrad_order.h"
 
 namespace mk {
@@ -214,11 +215,13 @@ Status plan_chunks(const GemmCall& call, int rank, int nranks, RankGemmPlan& to)
   return {};
 }
 
-// Few tiles, all at once, of all ranks' rows: clusters share the inner dimension of each, or, in pairs, load B
-// together, where that is expected to be better. False: they do not.
+// Few tiles, all at once, of all ranks' rows: clusters share the inner dimension of each, or what they load,
+// where that is expected to be better. False: they do not.
 bool plan_clusters(const GemmCall& call, int num_sms, const GemmClusterLimits& limits, RankGemmPlan& to) {
   // Of tiles of one rank's rows, in one wave as well, half wait for rows while the others are computed.
   constexpr double WAIT_US = 20;
+  constexpr int64_t FEW_ROWS_OF_SWAPPED = 128, MOST_ROWS_OF_SWAPPED = 1024;
+  constexpr double LEAST_PART_OF_SMS = 0.45;  // whose warps push rows, too
   if (to.is_between_nodes || call.tuning.copy_ctas > 0 || call.tuning.compute_ctas > 0) return false;
   GemmShape shape;
   shape.m = call.m;
@@ -228,22 +231,40 @@ bool plan_clusters(const GemmCall& call, int num_sms, const GemmClusterLimits& l
   shape.out_type = gemm_type(call.out_dtype);
   shape.b_transposed = call.b_layout == MK_LAYOUT_NK;
   const auto may_be = [&](const GemmPlan& plan) {
-    return plan.num_cluster_ctas() > 1 && may_take(call, {plan.block_m, plan.block_n, false});
+    const bool may_take_it = plan.is_swapped ? call.tuning.tile_m <= 0 && call.tuning.tile_n <= 0
+                                             : may_take(call, {plan.block_m, plan.block_n, false});
+    return plan.num_cluster_ctas() > 1 && may_take_it;
   };
   GemmPlan best = gemm_split_plan(shape, num_sms, limits);
-  // Of fewer rows pairs lose to clusters that split k; pairs that split it, too, have not been measured here.
-  const GemmPlan pairs = call.m > MAX_MERGED_ROWS ? gemm_pair_plan(shape, num_sms, limits, 1) : GemmPlan();
-  if (may_be(pairs) && (!may_be(best) || pairs.predicted_us < best.predicted_us)) best = pairs;
+  const auto consider = [&](const GemmPlan& plan) {
+    if (may_be(plan) && (!may_be(best) || plan.predicted_us < best.predicted_us)) best = plan;
+  };
+  // Where clusters can split k those that do not lose by waiting for rows with all of it still to come: swapped
+  // ones by 6 us of 52 and 59 (300x2560x8192, 200x5120x8192), pairs of up to 256 rows by 9 of 63. Pairs that
+  // split it, too, have not been measured here, nor swapped ones of a multiple of 128 rows.
+  const bool splits = may_be(best);
+  if (call.m > MAX_MERGED_ROWS) consider(gemm_pair_plan(shape, num_sms, limits, 1));
+  const bool is_measured =
+      call.m > FEW_ROWS_OF_SWAPPED && call.m <= MOST_ROWS_OF_SWAPPED && call.m % CHUNK_ROWS != 0;
+  if (!splits && is_measured) {
+    for (const GemmSwappedTile& tile : allgather_gemm::SWAPPED_TILES) {
+      const GemmPlan plan = gemm_swapped_cluster_plan_with(shape, tile, 1);
+      const bool fits =
+          plan.num_workers <= limits.at_a_time[plan.num_cluster_ctas()] && plan.num_ctas() <= num_sms;
+      if (fits && plan.num_ctas() >= LEAST_PART_OF_SMS * num_sms) consider(plan);
+    }
+  }
   if (!may_be(best)) return false;
   const GemmPlan other =
       choose_tile(call, gather_tiles(call, call.m <= MAX_MERGED_ROWS), call.m, 1, call.k, num_sms, true);
-  const double other_us = other.predicted_us + (best.in_clusters() ? WAIT_US : 0);
+  const bool waits = call.m > MAX_MERGED_ROWS && best.in_clusters();
+  const double other_us = other.predicted_us + (waits ? WAIT_US : 0);
   if (other.block_m > 0 && other_us < best.predicted_us) return false;
   to.gemm = best;
   to.merged = true;
   to.num_owners = 1;
   to.plan.copy_ctas = 0;
-  to.tile_rows = static_cast<int>(ceil_div(call.m, best.block_m * (best.in_clusters() ? 2 : 1)));
+  to.tile_rows = best.is_swapped ? 1 : static_cast<int>(ceil_div(call.m, best.cluster_rows()));
   return true;
 }
 

@@ -52,8 +52,12 @@ void move_epilogue(const GemmCall& call, EpilogueParams* epilogue) {
 }
 
 TileSchedule tiles_of(const GemmCall& call, const RankGemmPlan& plan) {
-  TileSchedule tiles = {plan.num_owners * plan.tile_rows,
-                        static_cast<int>(ceil_div(call.n, plan.gemm.block_n)),
+  const bool is_swapped = plan.gemm.is_swapped;
+  const int64_t columns =
+      is_swapped ? ceil_div(call.m, plan.gemm.cluster_columns()) : ceil_div(call.n, plan.gemm.block_n);
+  TileSchedule tiles = {is_swapped ? static_cast<int>(ceil_div(call.n, plan.gemm.cluster_rows()))
+                                   : plan.num_owners * plan.tile_rows,
+                        static_cast<int>(columns),
                         static_cast<int>(ceil_div(call.k, GEMM_BLOCK_K)),
                         plan.plan.compute_ctas,
                         plan.gemm.num_streamk_tiles,

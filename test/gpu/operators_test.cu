@@ -256,6 +256,19 @@ std::vector<Case> make_cases() {
       cases.push_back({gather, m, 700, 328, transposed, dtype, dtype, false, true, transposed, 256, 160});
       cases.push_back({gather, m, 700, 328, transposed, dtype, dtype, false, true, transposed, 128, 224});
     }
+    // One wave with the operands swapped: every tile that there is a kernel for.
+    for (const auto& shape : {std::array<int64_t, 3>{150, 8100, 328},
+                              {200, 8190, 328},
+                              {250, 8100, 520},
+                              {300, 8100, 72},
+                              {350, 8104, 328},
+                              {420, 8100, 1000},
+                              {135, 14300, 200},
+                              {160, 14304, 712}}) {
+      cases.push_back({gather, shape[0], shape[1], shape[2], transposed, dtype, dtype, false, true, true});
+      cases.push_back(
+          {gather, shape[0], shape[1], shape[2], !transposed, dtype, MK_DTYPE_FP32, true, false, transposed});
+    }
     // Weights that the L2 does not hold, and few rows: merged, or swept with three ranks and more.
     for (const int64_t m : {250, 509, 700}) {
       cases.push_back({gather, m, 17160, 2056, transposed, dtype, dtype, false, false, transposed});

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/device/tagged_packets.h"
+#include "kernels/ops/allgather_gemm/swapped_tiles.h"
 #include "kernels/ops/gemm_reduce_scatter/tagged_params.h"
 #include "kernels/protocol.h"
 #include "kernels/topology_arrays.h"
@@ -801,6 +802,42 @@ TEST_CASE("CTAs of an all-gather of one wave load B in pairs, where their tiles 
     }
   }
   CHECK(!plan_with(make_call(MK_OPERATOR_ALLGATHER_GEMM, 8192, 2560, 8192), 2).gemm.in_clusters());
+}
+
+TEST_CASE("an all-gather of some hundred rows that are no multiple of 64 has its operands swapped") {
+  constexpr GemmClusterLimits H200 = {{0, 0, 66, 39, 30}};
+  for (const int nranks : {2, 3, 4}) {
+    for (const auto& [m, n] : {std::pair{130, 8192}, {300, 8192}, {420, 8192}, {300, 5120}, {160, 14336}}) {
+      const GemmCall call = make_call(MK_OPERATOR_ALLGATHER_GEMM, m, n, 7168);
+      const Result<RankGemmPlan> planned = rank_gemm_plan(call, 0, nranks, NUM_SMS, nullptr, H200);
+      REQUIRE(planned.ok());
+      const RankGemmPlan& plan = planned.value();
+      CAPTURE(nranks, m, n);
+      CHECK((plan.gemm.is_swapped && plan.gemm.in_clusters() && plan.gemm.num_split_ctas == 1));
+      CHECK((plan.merged && plan.plan.copy_ctas == 0 && !plan.awaits_all_rows && !plan.shares_tiles));
+      CHECK(plan.plan.compute_ctas == plan.gemm.num_ctas());
+      bool has_kernel = false;
+      for (const GemmSwappedTile& tile : allgather_gemm::SWAPPED_TILES) {
+        has_kernel = has_kernel || (tile.block_m == plan.gemm.block_m && tile.block_n == plan.gemm.block_n &&
+                                    tile.cluster == plan.gemm.cluster);
+      }
+      CHECK(has_kernel);
+      // A tile that the caller has chosen is of rows of A and columns of B.
+      GemmCall tuned = call;
+      tuned.tuning.tile_m = 128;
+      tuned.tuning.tile_n = 128;
+      const Result<RankGemmPlan> as_asked = rank_gemm_plan(tuned, 0, nranks, NUM_SMS, nullptr, H200);
+      REQUIRE(as_asked.ok());
+      CHECK((!as_asked.value().gemm.is_swapped && as_asked.value().gemm.block_n == 128));
+    }
+    // Not where clusters can split the inner dimension, nor where rows are full tiles.
+    for (const auto& [m, n] : {std::pair{300, 2560}, {200, 5120}, {512, 5120}, {256, 8192}}) {
+      const Result<RankGemmPlan> plan =
+          rank_gemm_plan(make_call(MK_OPERATOR_ALLGATHER_GEMM, m, n, 8192), 0, nranks, NUM_SMS, nullptr, H200);
+      REQUIRE(plan.ok());
+      CHECK(!plan.value().gemm.is_swapped);
+    }
+  }
 }
 
 TEST_CASE("where each CTA has one tile of an all-gather it is a large one, which between two ranks two share") {
