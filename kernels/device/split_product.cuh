@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Tiles whose inner dimension the CTAs of a cluster share: each leaves what it has in the others' shared
-// memory, and they add it up in the order of k, each a part of the tile. Those with
-// tiles of their own that share operands (GemmCluster) are in the same cluster, or the only ones there.
+// memory, and they add it up in the order of k, each a part of the tile. CTAs with tiles of their own that
+// share an operand (GemmCluster) are in the same cluster, or the only ones there.
 #pragma once
 
 #include "kernels/device/deferred_rows.cuh"

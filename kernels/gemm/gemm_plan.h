@@ -64,8 +64,7 @@ constexpr int NUM_GEMM_PAIR_TILES = sizeof(GEMM_PAIR_TILES) / sizeof(GEMM_PAIR_T
 // And of those whose operands are in each other's place: of B's columns, and of A's rows.
 constexpr GemmTile GEMM_SWAPPED_TILES[] = {{256, 160, false}};
 constexpr int NUM_GEMM_SWAPPED_TILES = sizeof(GEMM_SWAPPED_TILES) / sizeof(GEMM_SWAPPED_TILES[0]);
-// The same of those whose clusters split the inner dimension, or whose CTAs share what
-// they load.
+// The same of those whose clusters split the inner dimension, or whose CTAs share what they load.
 struct GemmSwappedTile {
   int block_m;
   int block_n;

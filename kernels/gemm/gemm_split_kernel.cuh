@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The product of few tiles, whose inner dimension clusters share, or whose CTAs are in pairs.
+// The product of few tiles, whose inner dimension clusters share, or whose CTAs share what they load; with the
+// operands in each other's place, too.
 #pragma once
 
 #include "kernels/device/split_product.cuh"
@@ -26,11 +27,8 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
     split_init<Config>(smem.mainloop);
     trace_enter(params.trace.buffer, params.trace.epoch, params.trace.op, params.trace.shape);
   }
-  if constexpr (Config::IN_CLUSTERS) {
-    cluster_meet();
-  } else {
-    __syncthreads();
-  }
+  __syncthreads();
+  if constexpr (Config::IN_CLUSTERS) cluster_meet();  // others write to this one's stages
   constexpr bool DEAL_REGISTERS = Config::NUM_CONSUMER_WARPGROUPS > 1;
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
   if (warpgroup == Config::NUM_CONSUMER_WARPGROUPS) {
