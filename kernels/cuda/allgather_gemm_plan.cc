@@ -8,7 +8,6 @@
 #include "kernels/cuda/rank_gemm_plan_parts.h"
 #include "kernels/device/rank_gemm_tiles.h"
 #include "kernels/ops/allgather_gemm/plan.h"
-#include "kernels/ops/allgather_gemm/swapped_tiles.h"
 #include "kernels/ops/allgather_gemm/wgrad_order.h"
 
 namespace mk {
@@ -247,11 +246,10 @@ bool plan_clusters(const GemmCall& call, int num_sms, const GemmClusterLimits& l
   const bool is_measured =
       call.m > FEW_ROWS_OF_SWAPPED && call.m <= MOST_ROWS_OF_SWAPPED && call.m % CHUNK_ROWS != 0;
   if (!splits && is_measured) {
-    for (const GemmSwappedTile& tile : allgather_gemm::SWAPPED_TILES) {
+    for (const GemmSwappedTile& tile : RANK_SWAPPED_TILES) {
       const GemmPlan plan = gemm_swapped_cluster_plan_with(shape, tile, 1);
-      const bool fits =
-          plan.num_workers <= limits.at_a_time[plan.num_cluster_ctas()] && plan.num_ctas() <= num_sms;
-      if (fits && plan.num_ctas() >= LEAST_PART_OF_SMS * num_sms) consider(plan);
+      if (gemm_plan_fits_at_once(plan, num_sms, limits) && plan.num_ctas() >= LEAST_PART_OF_SMS * num_sms)
+        consider(plan);
     }
   }
   if (!may_be(best)) return false;

@@ -13,24 +13,43 @@ namespace {
 bool has_a(const GemmCall& call, int64_t a_rows) { return a_rows > 0 && call.k > 0; }
 bool has_b(const GemmCall& call) { return call.n > 0 && call.k > 0; }
 
+// Elements from one row to the next, as maps want them.
+int64_t map_pitch(int64_t ld, int64_t columns) {
+  return std::max<int64_t>(round_up(std::max(ld, columns), 8), 8);
+}
+int64_t pitch_of_a(const GemmCall& call) { return map_pitch(call.lda, call.k); }
+int64_t pitch_of_b(const GemmCall& call) {
+  return map_pitch(call.ldb, call.b_layout == MK_LAYOUT_NK ? call.k : call.n);
+}
+
 }  // namespace
 
 bool fill_load(const GemmCall& call, const GemmPlan& plan, int64_t a_rows, int64_t max_rows, const void* any,
                LoadParams* load) {
   const GemmType type = gemm_type(call.dtype);
-  const int64_t lda = std::max<int64_t>(round_up(std::max(call.lda, call.k), 8), 8);
-  const bool transposed = call.b_layout == MK_LAYOUT_NK;
-  const int64_t ldb = std::max<int64_t>(round_up(std::max(call.ldb, transposed ? call.k : call.n), 8), 8);
   load->a_box_rows = stage_box_rows(max_rows, plan.block_m);
-  return encode_tensor_map(&load->map_a, type, has_a(call, a_rows) ? call.a : any, a_rows, call.k, lda,
-                           load->a_box_rows, GEMM_BLOCK_K) &&
-         encode_map_of_b(plan, type, has_b(call) ? call.b : any, call.n, call.k, ldb, transposed, plan.block_n,
-                         load);
+  return encode_tensor_map(&load->map_a, type, has_a(call, a_rows) ? call.a : any, a_rows, call.k,
+                           pitch_of_a(call), load->a_box_rows, GEMM_BLOCK_K) &&
+         encode_map_of_b(plan, type, has_b(call) ? call.b : any, call.n, call.k, pitch_of_b(call),
+                         call.b_layout == MK_LAYOUT_NK, plan.block_n, load);
 }
 
-bool move_load(const GemmCall& call, int64_t a_rows, LoadParams* load) {
-  return (!has_a(call, a_rows) || move_tensor_map(&load->map_a, call.a)) &&
-         (!has_b(call) || move_tensor_map(&load->map_b, call.b));
+bool fill_swapped_load(const GemmCall& call, const GemmPlan& plan, const void* a, const void* any,
+                       LoadParams* load) {
+  const GemmType type = gemm_type(call.dtype);
+  GemmShape shape;
+  shape.m = call.m;
+  shape.n = call.n;
+  shape.k = call.k;
+  return encode_map_of_a(plan, type, has_b(call) ? call.b : any, call.n, call.k, pitch_of_b(call),
+                         call.b_layout != MK_LAYOUT_NK, &load->map_a, &load->a_box_rows) &&
+         encode_map_of_b(plan, type, has_a(call, call.m) ? a : any, call.m, call.k, pitch_of_a(call), true,
+                         gemm_plan_tile_columns(shape, plan), load);
+}
+
+bool move_load(const GemmCall& call, int64_t a_rows, bool is_swapped, LoadParams* load) {
+  return (!has_a(call, a_rows) || move_tensor_map(is_swapped ? &load->map_b : &load->map_a, call.a)) &&
+         (!has_b(call) || move_tensor_map(is_swapped ? &load->map_a : &load->map_b, call.b));
 }
 
 EpilogueParams epilogue_of(const GemmCall& call) {

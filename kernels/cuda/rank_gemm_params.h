@@ -27,6 +27,18 @@ const RankGemmKernel<Params>& find_kernel(const RankGemmTable<Params, NUM_TILES>
   return table.entries[tile][is_transposed ? 1 : 0];
 }
 
+template <class Params, int NUM_TILES>
+const RankGemmKernel<Params>& find_kernel(const RankGemmTable<Params, NUM_TILES>& table,
+                                          const GemmSwappedTile (&tiles)[NUM_TILES], const GemmPlan& plan,
+                                          bool is_transposed) {
+  int tile = 0;
+  while (tile + 1 < NUM_TILES && (tiles[tile].block_m != plan.block_m || tiles[tile].block_n != plan.block_n ||
+                                  tiles[tile].cluster != plan.cluster)) {
+    ++tile;
+  }
+  return table.entries[tile][is_transposed ? 1 : 0];
+}
+
 // May take a while: loads the kernels.
 template <class Table>
 cudaError_t prepare_table(const Table& table) {
@@ -64,8 +76,11 @@ cudaError_t launch_kernel(const RankGemmKernel<Params>& kernel, const Params& pa
 // without elements. `a_rows`: of this rank's; `max_rows`: those that tiles share out, of any rank's.
 bool fill_load(const GemmCall& call, const GemmPlan& plan, int64_t a_rows, int64_t max_rows, const void* any,
                LoadParams* load);
+// The same of swapped tiles, where map_a is that of B, transposed, and map_b that of A, of m rows from `a` on.
+bool fill_swapped_load(const GemmCall& call, const GemmPlan& plan, const void* a, const void* any,
+                       LoadParams* load);
 // The same of a call with other addresses.
-bool move_load(const GemmCall& call, int64_t a_rows, LoadParams* load);
+bool move_load(const GemmCall& call, int64_t a_rows, bool is_swapped, LoadParams* load);
 
 EpilogueParams epilogue_of(const GemmCall& call);
 void move_epilogue(const GemmCall& call, EpilogueParams* epilogue);

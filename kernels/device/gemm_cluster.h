@@ -19,4 +19,10 @@ MK_HOST_DEVICE constexpr int shared_box_rows(int length, int num_ctas) {
   return (length + 8 * num_ctas - 1) / (8 * num_ctas) * 8;
 }
 
+// From one tile's columns to the next one's, where `num_tiles` share out `length` evenly: such a multiple, too.
+MK_HOST_DEVICE constexpr int even_columns(int length, int num_tiles) {
+  const int columns = shared_box_rows(length, num_tiles > 0 ? num_tiles : 1);
+  return columns > 8 ? columns : 8;
+}
+
 }  // namespace mk

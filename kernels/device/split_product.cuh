@@ -165,7 +165,6 @@ __device__ __forceinline__ void add_partials(MainloopStorage<Config>& smem, cons
 // A product in tiles that clusters of `num_ctas` share; m and n are those of the tiles: swapped, m counts the
 // output's columns and n its rows.
 struct SplitProduct {
-  EpilogueParams epilogue;
   int m;
   int n;
   int tile_columns;  // from one tile to the next
@@ -173,45 +172,52 @@ struct SplitProduct {
   TraceBuffer* trace;
 };
 
-// A warp's 16 rows of a tile, from (m, n) on; `n_end`: where the next tile begins.
-template <bool IS_SWAPPED, int NUM_ACCUMULATORS>
-__device__ __forceinline__ void store_tile_part(float (&accumulators)[NUM_ACCUMULATORS],
-                                                const SplitProduct& product, EpilogueBuffers<1>& buffers, int m,
-                                                int n, int n_end) {
-  if constexpr (IS_SWAPPED) {
-    store_tile_columns(accumulators, product.epilogue, n, min(product.n, n_end), m);
-  } else {
-    store_tile_rows(accumulators, product.epilogue, buffers, m, product.m, n);
-  }
-}
+// What a plain product does with its tiles. `buffers`: of the CTA's warps; swapped tiles need none.
+template <bool IS_SWAPPED>
+struct StoreToC {
+  const EpilogueParams& epilogue;
+  EpilogueBuffers<1>* buffers;
+  int m_end;
 
-// Consumer warps: this CTA's chunks of the tile. `buffers`: a warp's.
-template <class Config, bool IS_SWAPPED>
-__device__ __forceinline__ void finish_chunks(MainloopStorage<Config>& smem, EpilogueBuffers<1>* buffers,
-                                              const SplitProduct& product, const SplitChunks<Config>& chunks,
-                                              const TileWork& work, int index) {
-  const int warp = threadIdx.x / 32;
+  // A warp's 16 rows of a tile, from (m, n) on, as far as columns lie before `n_end`.
+  template <int NUM_ACCUMULATORS>
+  __device__ __forceinline__ void operator()(float (&accumulators)[NUM_ACCUMULATORS], int m, int n,
+                                             int n_end) const {
+    if constexpr (IS_SWAPPED) {
+      store_tile_columns(accumulators, epilogue, n, n_end, m);
+    } else {
+      store_tile_rows(accumulators, epilogue, buffers[threadIdx.x / 32], m, m_end, n);
+    }
+  }
+};
+
+// Consumer warps: this CTA's chunks of the tile.
+template <class Config, class Store>
+__device__ __forceinline__ void finish_chunks(MainloopStorage<Config>& smem, const SplitProduct& product,
+                                              const SplitChunks<Config>& chunks, const TileWork& work,
+                                              int index, const Store& store) {
   const int first_row = work.m_tile * Config::BLOCK_M;
   const int num_slabs = chunks.num_slabs(product.m - first_row);
-  for (int unit = warp; unit < num_slabs * chunks.num_groups(); unit += Config::NUM_CONSUMER_WARPS) {
+  for (int unit = threadIdx.x / 32; unit < num_slabs * chunks.num_groups();
+       unit += Config::NUM_CONSUMER_WARPS) {
     const int slab = unit % num_slabs;
     const int chunk = chunks.chunk_of(index, slab, unit / num_slabs);
     const int first_column = work.n_tile * product.tile_columns;
-    const int n_end = first_column + product.tile_columns;
+    const int n_end = min(product.n, first_column + product.tile_columns);
     const int column = first_column + chunk * SPLIT_CHUNK_COLUMNS;
-    if (chunk >= SplitChunks<Config>::NUM || column >= min(product.n, n_end)) continue;
+    if (chunk >= SplitChunks<Config>::NUM || column >= n_end) continue;
     float sums[SPLIT_CHUNK_COLUMNS / 2];
     add_partials(smem, chunks, chunk, slab, sums);
-    store_tile_part<IS_SWAPPED>(sums, product, buffers[warp], first_row + slab * 16, column, n_end);
+    store(sums, first_row + slab * 16, column, n_end);
   }
 }
 
-// A consumer warpgroup. The stages hold, when all CTAs have multiplied, partial sums; the other warps of the
-// CTA call meet_split().
-template <class Config, bool IS_SWAPPED = false>
-__device__ __forceinline__ void consume_split(MainloopStorage<Config>& smem, EpilogueBuffers<1>* buffers,
-                                              const SplitProduct& product, const TileWork& work,
-                                              const SplitPlace<Config>& place, int warpgroup) {
+// A consumer warpgroup, which gives what it has finished to `store`, as StoreToC takes it. The stages hold,
+// when all CTAs have multiplied, partial sums; the other warps of the CTA call meet_split().
+template <class Config, class Store>
+__device__ __forceinline__ void consume_split(MainloopStorage<Config>& smem, const SplitProduct& product,
+                                              const TileWork& work, const SplitPlace<Config>& place,
+                                              int warpgroup, const Store& store) {
   const SplitChunks<Config> chunks = {product.num_ctas};
   const Tracer tracer(product.trace, TRACE_COMPUTE + warpgroup);
   tracer.begin(TraceKind::compute, trace_tile(work));
@@ -232,8 +238,8 @@ __device__ __forceinline__ void consume_split(MainloopStorage<Config>& smem, Epi
       const int first_column = work.n_tile * product.tile_columns;
 #pragma unroll
       for (int block = 0; block < Config::NUM_ROW_BLOCKS; ++block) {
-        store_tile_part<IS_SWAPPED>(accumulators[block], product, buffers[threadIdx.x / 32],
-                                    first_row + block * 64, first_column, first_column + product.tile_columns);
+        store(accumulators[block], first_row + block * 64, first_column,
+              min(product.n, first_column + product.tile_columns));
       }
       tracer.end();
       return;
@@ -244,7 +250,7 @@ __device__ __forceinline__ void consume_split(MainloopStorage<Config>& smem, Epi
   if constexpr (CAN_SPLIT<Config>) {
     if (first_row < product.m) send_partials(smem, chunks, place, warpgroup, accumulators[0]);
     mbarrier_wait(&smem.partials_full, 0);
-    finish_chunks<Config, IS_SWAPPED>(smem, buffers, product, chunks, work, place.index);
+    finish_chunks<Config>(smem, product, chunks, work, place.index, store);
   }
   tracer.end();
 }

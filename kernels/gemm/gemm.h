@@ -45,7 +45,7 @@ struct GemmArguments {
 // first launch. cudaErrorNoKernelImageForDevice where the device is not sm_90.
 cudaError_t gemm_prepare();
 
-// Of the current device; after gemm_prepare.
+// Of the current device. May take a while: loads a kernel.
 cudaError_t gemm_cluster_limits(GemmClusterLimits* limits);
 
 // Enqueues exactly one kernel (none if m or n is 0); allocates nothing, waits for nothing, may be captured.

@@ -160,10 +160,6 @@ double predict_us(const GemmShape& shape, const GemmPlan& plan, double more_byte
          exchange_cycles / CLOCK_MHZ;
 }
 
-bool fits_at_once(const GemmPlan& plan, int num_sms, const GemmClusterLimits& limits) {
-  return plan.num_workers <= limits.at_a_time[plan.num_cluster_ctas()] && plan.num_ctas() <= num_sms;
-}
-
 // A CTA has some k-steps, and chunks of columns to add up.
 bool can_be_split(const GemmShape& shape, const GemmPlan& plan) {
   return plan.num_split_ctas == 1 || (plan.block_n % SPLIT_CHUNK_COLUMNS == 0 &&
@@ -218,9 +214,8 @@ int64_t gemm_plan_num_tiles(const GemmShape& shape, const GemmPlan& plan) {
 
 int gemm_plan_tile_columns(const GemmShape& shape, const GemmPlan& plan) {
   if (!plan.is_swapped || plan.num_cluster_ctas() == 1) return plan.block_n;
-  const int64_t tiles = std::max<int64_t>(1, ceil_divide(shape.m, plan.cluster_columns()) * plan.cluster.n);
-  return static_cast<int>(std::max<int64_t>(1, ceil_divide(ceil_divide(shape.m, tiles), SWIZZLED_ROWS)) *
-                          SWIZZLED_ROWS);
+  return even_columns(static_cast<int>(shape.m),
+                      static_cast<int>(ceil_divide(shape.m, plan.cluster_columns())) * plan.cluster.n);
 }
 
 std::string gemm_plan_kind(const GemmPlan& plan) {
@@ -322,14 +317,19 @@ GemmPlan gemm_swapped_cluster_plan_with(const GemmShape& shape, GemmSwappedTile 
   return plan;
 }
 
-GemmPlan gemm_swapped_cluster_plan(const GemmShape& shape, int num_sms, const GemmClusterLimits& limits) {
+bool gemm_plan_fits_at_once(const GemmPlan& plan, int num_sms, const GemmClusterLimits& limits) {
+  return plan.num_workers <= limits.at_a_time[plan.num_cluster_ctas()] && plan.num_ctas() <= num_sms;
+}
+
+GemmPlan gemm_swapped_cluster_plan(const GemmShape& shape, std::span<const GemmSwappedTile> tiles,
+                                   int most_split_ctas, int num_sms, const GemmClusterLimits& limits) {
   GemmPlan best;
   if (shape.a_transposed || shape.m == 0 || shape.n == 0) return best;
-  for (const GemmSwappedTile& tile : GEMM_SWAPPED_CLUSTER_TILES) {
+  for (const GemmSwappedTile& tile : tiles) {
     for (const int num_split_ctas : {1, 2, 4}) {
-      if (!gemm_swapped_tile_can_have(tile, num_split_ctas)) continue;
+      if (num_split_ctas > most_split_ctas || !gemm_swapped_tile_can_have(tile, num_split_ctas)) continue;
       const GemmPlan plan = gemm_swapped_cluster_plan_with(shape, tile, num_split_ctas);
-      if (!fits_at_once(plan, num_sms, limits) || !can_be_split(shape, plan)) continue;
+      if (!gemm_plan_fits_at_once(plan, num_sms, limits) || !can_be_split(shape, plan)) continue;
       if (!best.is_swapped || plan.predicted_us < best.predicted_us) best = plan;
     }
   }
@@ -342,7 +342,7 @@ GemmPlan gemm_split_plan(const GemmShape& shape, int num_sms, const GemmClusterL
   for (const GemmTile& tile : GEMM_SPLIT_TILES) {
     for (const int num_split_ctas : {2, 4}) {
       const GemmPlan split = gemm_split_plan_with(shape, tile, num_split_ctas);
-      if (!fits_at_once(split, num_sms, limits) || !can_be_split(shape, split)) continue;
+      if (!gemm_plan_fits_at_once(split, num_sms, limits) || !can_be_split(shape, split)) continue;
       if (best.num_split_ctas == 1 || split.predicted_us < best.predicted_us) best = split;
     }
   }
@@ -356,7 +356,7 @@ GemmPlan gemm_pair_plan(const GemmShape& shape, int num_sms, const GemmClusterLi
   for (const GemmTile& tile : GEMM_PAIR_TILES) {
     for (int num_split_ctas = 1; num_split_ctas <= most_split_ctas; ++num_split_ctas) {
       const GemmPlan pairs = gemm_pair_plan_with(shape, tile, num_split_ctas);
-      if (!fits_at_once(pairs, num_sms, limits) || !can_be_split(shape, pairs)) continue;
+      if (!gemm_plan_fits_at_once(pairs, num_sms, limits) || !can_be_split(shape, pairs)) continue;
       if (!best.in_clusters() || pairs.predicted_us < best.predicted_us) best = pairs;
     }
   }
@@ -392,7 +392,8 @@ GemmPlan gemm_plan(const GemmShape& shape, int num_sms, const GemmClusterLimits&
   const int few_rows = shape.b_transposed ? FEW_ROWS_OF_SWAPPED : FEW_ROWS_OF_SWAPPED_KN;
   if (shape.m > few_rows && shape.m <= SOME_ROWS_OF_CUT_TILES && !shape.a_transposed) {
     for (const GemmTile& tile : GEMM_SWAPPED_TILES) consider(gemm_swapped_plan_with(shape, num_sms, tile, -1));
-    const GemmPlan clusters = gemm_swapped_cluster_plan(shape, num_sms, limits);
+    const GemmPlan clusters =
+        gemm_swapped_cluster_plan(shape, GEMM_SWAPPED_CLUSTER_TILES, MAX_SPLIT_CTAS, num_sms, limits);
     if (clusters.is_swapped) consider(clusters);
   }
   const GemmPlan split = gemm_split_plan(shape, num_sms, limits);

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "kernels/device/gemm_cluster.h"
@@ -113,8 +114,12 @@ GemmPlan gemm_swapped_plan_with(const GemmShape& shape, int num_sms, GemmTile ti
 bool gemm_swapped_tile_can_have(GemmSwappedTile tile, int num_split_ctas);
 // The plan with one of GEMM_SWAPPED_CLUSTER_TILES, all tiles at once.
 GemmPlan gemm_swapped_cluster_plan_with(const GemmShape& shape, GemmSwappedTile tile, int num_split_ctas);
-// The best of these; not swapped: there is none.
-GemmPlan gemm_swapped_cluster_plan(const GemmShape& shape, int num_sms, const GemmClusterLimits& limits);
+// The best of these with one of `tiles`, each split among up to `most_split_ctas`; not swapped: there is none.
+GemmPlan gemm_swapped_cluster_plan(const GemmShape& shape, std::span<const GemmSwappedTile> tiles,
+                                   int most_split_ctas, int num_sms, const GemmClusterLimits& limits);
+
+// Whether all clusters of a plan run at the same time.
+bool gemm_plan_fits_at_once(const GemmPlan& plan, int num_sms, const GemmClusterLimits& limits);
 
 // From one tile's columns to the next one's: all of block_n or, where operands are in each other's place and
 // tiles in clusters, as many as share the rows out evenly.

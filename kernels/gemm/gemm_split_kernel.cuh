@@ -50,10 +50,10 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
     meet_split(params.num_split_ctas);
   } else {
     if constexpr (DEAL_REGISTERS) ptx::setmaxnreg_inc<232>();
-    consume_split<Config, IS_SWAPPED>(smem.mainloop, smem.epilogue,
-                                      {params.epilogue, params.m, params.load.n, params.tile_columns,
-                                       params.num_split_ctas, params.trace.buffer},
-                                      work, place, warpgroup);
+    consume_split<Config>(
+        smem.mainloop,
+        {params.m, params.load.n, params.tile_columns, params.num_split_ctas, params.trace.buffer}, work, place,
+        warpgroup, StoreToC<IS_SWAPPED>{params.epilogue, smem.epilogue, params.m});
   }
   __syncthreads();
   if (threadIdx.x == 0) trace_leave(params.trace.buffer);

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "kernels/device/tagged_packets.h"
-#include "kernels/ops/allgather_gemm/swapped_tiles.h"
 #include "kernels/ops/gemm_reduce_scatter/tagged_params.h"
 #include "kernels/protocol.h"
 #include "kernels/topology_arrays.h"
@@ -817,7 +816,7 @@ TEST_CASE("an all-gather of some hundred rows that are no multiple of 64 has its
       CHECK((plan.merged && plan.plan.copy_ctas == 0 && !plan.awaits_all_rows && !plan.shares_tiles));
       CHECK(plan.plan.compute_ctas == plan.gemm.num_ctas());
       bool has_kernel = false;
-      for (const GemmSwappedTile& tile : allgather_gemm::SWAPPED_TILES) {
+      for (const GemmSwappedTile& tile : RANK_SWAPPED_TILES) {
         has_kernel = has_kernel || (tile.block_m == plan.gemm.block_m && tile.block_n == plan.gemm.block_n &&
                                     tile.cluster == plan.gemm.cluster);
       }

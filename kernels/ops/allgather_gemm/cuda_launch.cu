@@ -115,9 +115,12 @@ class ForwardLaunchOf : public RankGemmLaunch {
     const RankComm& comm = params_.comm;
     std::byte* area = comm.memory[comm.rank] + comm.arena;
     const int64_t box_source = plan.merged ? call.m : ceil_div(call.m, comm.nranks);
-    if (!fill_load(call, plan.gemm, own_rows_, box_source, area, &params_.load)) return false;
-    if (plan.gemm.is_swapped && !fill_swapped_load(call, plan.gemm, area)) return false;
-    const int box_rows = plan.gemm.is_swapped ? params_.load.b_box_rows : params_.load.a_box_rows;
+    is_swapped_ = plan.gemm.is_swapped;
+    // Swapped tiles take all rows from where they are gathered.
+    if (!(is_swapped_ ? fill_swapped_load(call, plan.gemm, area, area, &params_.load)
+                      : fill_load(call, plan.gemm, own_rows_, box_source, area, &params_.load)))
+      return false;
+    const int box_rows = is_swapped_ ? params_.load.b_box_rows : params_.load.a_box_rows;
     const auto fill = [&](CUtensorMap* map, const void* base, int64_t ld) {
       return encode_tensor_map(map, gemm_type(call.dtype), base, call.m, call.k, ld, box_rows, GEMM_BLOCK_K);
     };
@@ -128,7 +131,7 @@ class ForwardLaunchOf : public RankGemmLaunch {
   }
 
   cudaError_t enqueue(const GemmCall& call, const LaunchDetails& details, cudaStream_t stream) override {
-    if (!move_load(call, own_rows_, &params_.load)) return cudaErrorInvalidValue;
+    if (!move_load(call, own_rows_, is_swapped_, &params_.load)) return cudaErrorInvalidValue;
     if (details.output_offset != kNoOutput &&
         !move_tensor_map(&params_.map_gathered[MAP_OF_OUTPUT], call.a_gathered)) {
       return cudaErrorInvalidValue;
@@ -139,26 +142,11 @@ class ForwardLaunchOf : public RankGemmLaunch {
   }
 
  private:
-  // The kernel has B, whose map it is, where others have A.
-  bool fill_swapped_load(const GemmCall& call, const GemmPlan& plan, const void* any) {
-    const bool transposed = call.b_layout == MK_LAYOUT_NK;
-    const int64_t ldb = std::max<int64_t>(round_up(std::max(call.ldb, transposed ? call.k : call.n), 8), 8);
-    GemmShape shape;
-    shape.m = call.m;
-    shape.n = call.n;
-    shape.k = call.k;
-    const int columns = gemm_plan_tile_columns(shape, plan);
-    params_.load.n = static_cast<int>(call.m);
-    params_.load.b_box_rows =
-        plan.cluster.m > 1 ? shared_box_rows(columns, plan.cluster.m) : stage_box_rows(call.m, columns);
-    return encode_map_of_a(plan, gemm_type(call.dtype), call.n > 0 && call.k > 0 ? call.b : any, call.n, call.k,
-                           ldb, !transposed, &params_.load.map_b, &params_.load.a_box_rows);
-  }
-
   const RankGemmKernel<Params>& kernel_;
   const int num_ctas_;
   const int num_cluster_ctas_;
   const int64_t own_rows_;
+  bool is_swapped_ = false;
 
  protected:
   Params params_{};
@@ -168,11 +156,8 @@ const RankGemmKernel<CudaParams>& forward_kernel(const GemmCall& call, const Gem
   const bool is_fp16 = call.dtype == MK_DTYPE_FP16;
   const bool is_transposed = call.b_layout == MK_LAYOUT_NK;
   if (plan.is_swapped) {
-    int tile = 0;  // plan_clusters() takes none that is not in the list
-    while (SWAPPED_TILES[tile].block_m != plan.block_m || SWAPPED_TILES[tile].block_n != plan.block_n ||
-           SWAPPED_TILES[tile].cluster != plan.cluster)
-      ++tile;
-    return (is_fp16 ? swapped_kernels_fp16() : swapped_kernels_bf16()).entries[tile][is_transposed ? 1 : 0];
+    return find_kernel(is_fp16 ? swapped_kernels_fp16() : swapped_kernels_bf16(), RANK_SWAPPED_TILES, plan,
+                       is_transposed);
   }
   if (plan.in_clusters()) {
     return find_kernel(is_fp16 ? pair_kernels_fp16() : pair_kernels_bf16(), GEMM_PAIR_TILES, plan,

@@ -5,7 +5,6 @@
 
 #include "kernels/device/split_product.cuh"
 #include "kernels/ops/allgather_gemm/cuda_kernel.cuh"
-#include "kernels/ops/allgather_gemm/swapped_tiles.h"
 
 namespace mk::allgather_gemm {
 
@@ -18,7 +17,7 @@ const PairTable& pair_kernels_bf16();
 const PairTable& pair_kernels_fp16();
 
 // With the operands in each other's place.
-using SwappedTable = RankGemmTable<CudaParams, NUM_SWAPPED_TILES>;
+using SwappedTable = RankGemmTable<CudaParams, NUM_RANK_SWAPPED_TILES>;
 const SwappedTable& swapped_kernels_bf16();
 const SwappedTable& swapped_kernels_fp16();
 
@@ -33,8 +32,7 @@ struct SplitStorage {
 template <class Config, bool IS_SWAPPED>
 __device__ __forceinline__ int tile_columns(const CudaParams& params) {
   if constexpr (!IS_SWAPPED) return Config::BLOCK_N;
-  const int num_tiles = params.tiles.num_n_tiles * Config::CLUSTER.n;
-  return ((params.m + num_tiles - 1) / num_tiles + 7) / 8 * 8;
+  return even_columns(params.m, params.tiles.num_n_tiles * Config::CLUSTER.n);
 }
 
 template <class Config>
@@ -62,7 +60,7 @@ template <class Config>
 __device__ __forceinline__ void produce_swapped(const RankLaunch& launch, SplitStorage<Config, true>& smem,
                                                 const CudaParams& params, const TileWork& work) {
   GatheredMap map_gathered(launch, params);
-  ptx::prefetch_tensormap(&params.load.map_b);
+  ptx::prefetch_tensormap(&params.load.map_a);
   const int num_rows = tile_columns<Config, true>(params);
   const int first_row = work.n_tile * num_rows;
   const int first_column = work.m_tile * Config::BLOCK_M;
@@ -78,7 +76,7 @@ __device__ __forceinline__ void produce_swapped(const RankLaunch& launch, SplitS
   StageCursor<Config::NUM_STAGES> stages;
   const auto load_b = [&](int stage, int k_step) {
     ptx::mbarrier_arrive_expect_tx(&smem.mainloop.stage_full[stage], b_boxes.bytes() + row_boxes.bytes());
-    load_a_stage<Config>(smem.mainloop, stage, &params.load.map_b, b_boxes, first_column,
+    load_a_stage<Config>(smem.mainloop, stage, &params.load.map_a, b_boxes, first_column,
                          k_step * Config::BLOCK_K);
   };
   const auto load_rows = [&](int k_step) {
@@ -127,13 +125,11 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
       },
       [&](const CopyWarp& warp) { run_copy_warp(launch, params, smem.push, warp); },
       [&](int warpgroup) {
-        const SplitProduct product = {params.epilogue,
-                                      IS_SWAPPED ? params.epilogue.n : params.m,
-                                      IS_SWAPPED ? params.m : params.epilogue.n,
-                                      tile_columns<Config, IS_SWAPPED>(params),
-                                      params.num_split_ctas,
-                                      params.comm.trace};
-        consume_split<Config, IS_SWAPPED>(smem.mainloop, smem.epilogue, product, work, place, warpgroup);
+        const SplitProduct product = {
+            IS_SWAPPED ? params.epilogue.n : params.m, IS_SWAPPED ? params.m : params.epilogue.n,
+            tile_columns<Config, IS_SWAPPED>(params), params.num_split_ctas, params.comm.trace};
+        consume_split<Config>(smem.mainloop, product, work, place, warpgroup,
+                              StoreToC<IS_SWAPPED>{params.epilogue, smem.epilogue, params.m});
       });
   if (threadIdx.x / 128 == Config::NUM_CONSUMER_WARPGROUPS) meet_split(params.num_split_ctas);
   launch.end_cta();
@@ -176,10 +172,10 @@ constexpr RankGemmKernel<CudaParams> swapped_kernel_entry() {
 template <class Element>
 const SwappedTable& swapped_kernel_table() {
   static const SwappedTable table = []<size_t... TILES>(std::index_sequence<TILES...>) {
-    return SwappedTable{{{swapped_kernel_entry<SWAPPED_TILES[TILES], Element, false>(),
-                          swapped_kernel_entry<SWAPPED_TILES[TILES], Element, true>()}...}};
+    return SwappedTable{{{swapped_kernel_entry<RANK_SWAPPED_TILES[TILES], Element, false>(),
+                          swapped_kernel_entry<RANK_SWAPPED_TILES[TILES], Element, true>()}...}};
   }
-  (std::make_index_sequence<NUM_SWAPPED_TILES>());
+  (std::make_index_sequence<NUM_RANK_SWAPPED_TILES>());
   return table;
 }
 

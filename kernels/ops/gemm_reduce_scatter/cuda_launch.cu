@@ -49,7 +49,7 @@ class ReductionLaunchOf : public RankGemmLaunch {
   }
 
   cudaError_t enqueue(const GemmCall& call, const LaunchDetails& details, cudaStream_t stream) override {
-    if (!move_load(call, call.m, &params_.load)) return cudaErrorInvalidValue;
+    if (!move_load(call, call.m, false, &params_.load)) return cudaErrorInvalidValue;
     move_epilogue(call, &params_.output);
     fill(details, &params_.comm);
     return launch_kernel(kernel_, params_, num_ctas_, stream);
