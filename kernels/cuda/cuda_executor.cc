@@ -80,7 +80,12 @@ Status CudaExecutor::set_up(Deadline deadline) {
   MK_RETURN_IF_ERROR(
       cuda_error(cudaEventCreateWithFlags(&last_launch_, cudaEventDisableTiming), "creating an event"));
   if (nranks() == 1) return {};
-  Result<std::unique_ptr<CudaRank>> rank = CudaRank::make(context_, device_, num_sms_, deadline);
+  MK_RETURN_IF_ERROR(count_clusters());
+  // Whatever holds the SMs that are left to others (max_ctas, reserved_sms) may take a cluster's place each.
+  const int of_others = attribute(cudaDevAttrMultiProcessorCount, device_) - num_sms_;
+  for (int& clusters : cluster_limits_.at_a_time) clusters = std::max(0, clusters - of_others);
+  Result<std::unique_ptr<CudaRank>> rank =
+      CudaRank::make(context_, device_, {num_sms_, cluster_limits_}, deadline);
   if (!rank.ok()) return rank.status();
   rank_ = rank.take();
   return {};
@@ -123,7 +128,7 @@ Result<CudaExecutor::Planned*> CudaExecutor::planned(const GemmCall& call) const
   Planned planned{};
   if (rank_) {
     const Result<RankGemmPlan> plan = rank_gemm_plan(call, context_.topology.rank, nranks(), rank_->num_sms(),
-                                                     nodes(), cluster_limits_, memory_bytes_per_us_);
+                                                     nodes(), rank_->cluster_limits(), memory_bytes_per_us_);
     if (!plan.ok()) return plan.status();
     planned.with_peers = plan.value();
     planned.with_peers.packets = packets_ ? packets_->offset : 0;
@@ -179,7 +184,6 @@ Status CudaExecutor::prepare(const OperatorCall& any, Deadline deadline) {
   const auto& call = std::get<GemmCall>(any);
   if (!kernels_loaded_) {
     MK_RETURN_IF_ERROR(cuda_error(rank_gemm_prepare(nodes() != nullptr), "loading the kernels"));
-    MK_RETURN_IF_ERROR(count_clusters());
     kernels_loaded_ = true;
   }
   const Result<Planned*> planned = this->planned(call);
@@ -210,7 +214,7 @@ int CudaExecutor::device_rank_sms() const { return rank_ ? rank_->num_sms() : nu
 // One with room for that much a bank. Collective.
 Result<const CudaRank::Arena*> CudaExecutor::arena_for(int64_t area_bytes, Deadline deadline) {
   if (device_rank() == nullptr) {
-    Result<std::unique_ptr<CudaRank>> rank = CudaRank::make(context_, device_, num_sms_, deadline);
+    Result<std::unique_ptr<CudaRank>> rank = CudaRank::make(context_, device_, {num_sms_, {}}, deadline);
     if (!rank.ok()) return rank.status();
     lone_rank_owner_ = rank.take();
     lone_rank_.store(lone_rank_owner_.get());
@@ -226,24 +230,16 @@ Result<const CudaRank::Arena*> CudaExecutor::arena_for(int64_t area_bytes, Deadl
   return &arenas_.back();
 }
 
-// How many clusters run at a time beside whatever holds the SMs that are left to others (max_ctas,
-// reserved_sms), each of which may take one cluster's place.
+// How many clusters run at a time.
 Status CudaExecutor::count_clusters() {
-  MK_RETURN_IF_ERROR(cuda_error(gemm_cluster_limits(&cluster_limits_), "cudaOccupancyMaxActiveClusters"));
-  planned_.clear();  // those before knew of no clusters
-  if (!rank_) return {};
-  int all_sms = 0;
-  MK_RETURN_IF_ERROR(cuda_error(cudaDeviceGetAttribute(&all_sms, cudaDevAttrMultiProcessorCount, device_),
-                                "cudaDeviceGetAttribute"));
-  const int of_others = std::max(0, all_sms - rank_->num_sms());
-  for (int& clusters : cluster_limits_.at_a_time) clusters = std::max(0, clusters - of_others);
-  return {};
+  return cuda_error(gemm_cluster_limits(&cluster_limits_), "cudaOccupancyMaxActiveClusters");
 }
 
 Status CudaExecutor::prepare_alone() {
   if (workspace_ != nullptr) return {};
   MK_RETURN_IF_ERROR(cuda_error(gemm_prepare(), "loading the kernels"));
   MK_RETURN_IF_ERROR(count_clusters());
+  planned_.clear();  // those before knew of no clusters
   void* workspace = nullptr;
   MK_RETURN_IF_ERROR(cuda_error(cudaMalloc(&workspace, max_workspace_bytes()), "allocating the workspace"));
   cudaError_t error = cudaMemset(workspace, 0, max_workspace_bytes());

@@ -129,9 +129,9 @@ class CudaExecutor : public Executor {
   // Of this communicator's ranks, nodes and SMs, which stay what they are. A communicator is used by one thread
   // at a time.
   mutable CallCache<GemmCall, Planned> planned_;
+  GemmClusterLimits cluster_limits_;  // of the device; what ranks have agreed on, rank_ knows
   // One rank.
   void* workspace_ = nullptr;
-  GemmClusterLimits cluster_limits_;
   std::atomic<uint64_t> epoch_{0};
   FlightRecorder flight_;
   std::unique_ptr<CudaTrace> trace_;                      // under way

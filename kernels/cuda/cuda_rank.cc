@@ -86,9 +86,9 @@ std::string describe_data(mk_operator_t op, const DeviceError& error) {
 
 }  // namespace
 
-Result<std::unique_ptr<CudaRank>> CudaRank::make(const ExecutorContext& context, int device, int num_sms,
+Result<std::unique_ptr<CudaRank>> CudaRank::make(const ExecutorContext& context, int device, const Room& room,
                                                  Deadline deadline) {
-  std::unique_ptr<CudaRank> rank(new CudaRank(context, device, num_sms));
+  std::unique_ptr<CudaRank> rank(new CudaRank(context, device, room));
   MK_RETURN_IF_ERROR(rank->allocate(deadline));
   return rank;
 }
@@ -111,9 +111,9 @@ Status CudaRank::allocate(Deadline deadline) {
                  "mapping host memory"));
   MK_RETURN_IF_ERROR(cuda_error(cudaStreamCreateWithFlags(&copies_, cudaStreamNonBlocking),
                                 "creating a stream for what the host asks of launches"));
-  MK_RETURN_IF_ERROR(agree_on_sms(deadline));
+  MK_RETURN_IF_ERROR(agree_on_room(deadline));
   MK_RETURN_IF_ERROR(cuda_error(
-      cudaMalloc(reinterpret_cast<void**>(&partials_), STAGING_FLAGS_BYTES + num_sms_ * STAGING_BYTES),
+      cudaMalloc(reinterpret_cast<void**>(&partials_), STAGING_FLAGS_BYTES + room_.num_sms * STAGING_BYTES),
       "allocating the staging memory"));
   MK_RETURN_IF_ERROR(cuda_error(cudaMemset(partials_, 0, STAGING_FLAGS_BYTES), "clearing the staging memory"));
   MK_RETURN_IF_ERROR(cuda_error(cudaDeviceSynchronize(), "clearing the launch state"));
@@ -219,18 +219,20 @@ Status CudaRank::post_primes(uint32_t region, uint64_t& head, Deadline deadline)
       [&] { return endpoint.completed() >= head && endpoint.signal(PRIME_SIGNAL) >= num_primes_due_; });
 }
 
-Status CudaRank::agree_on_sms(Deadline deadline) {
-  const auto mine = std::as_bytes(std::span(&num_sms_, 1));
+Status CudaRank::agree_on_room(Deadline deadline) {
+  const auto mine = std::as_bytes(std::span(&room_, 1));
   const Result<std::vector<Bytes>> all = context_.exchange.all_gather(mine, deadline, "numbers of SMs");
   if (!all.ok()) return all.status();
   for (const Bytes& bytes : all.value()) {
-    int num_sms = 0;
-    if (bytes.size() != sizeof num_sms) {
+    Room room;
+    if (bytes.size() != sizeof room) {
       return Status(MK_ERROR_SYSTEM, format("numbers of SMs: expected %zu bytes of each rank, saw %zu",
-                                            sizeof num_sms, bytes.size()));
+                                            sizeof room, bytes.size()));
     }
-    std::memcpy(&num_sms, bytes.data(), sizeof num_sms);
-    num_sms_ = std::clamp(num_sms, 1, num_sms_);
+    std::memcpy(&room, bytes.data(), sizeof room);
+    room_.num_sms = std::clamp(room.num_sms, 1, room_.num_sms);
+    for (int i = 0; i <= MAX_CLUSTER_CTAS; ++i)
+      room_.clusters.at_a_time[i] = std::clamp(room.clusters.at_a_time[i], 0, room_.clusters.at_a_time[i]);
   }
   return {};
 }

@@ -16,6 +16,7 @@
 #include "kernels/cuda/mapped_pages.h"
 #include "kernels/device/rank_comm.h"
 #include "kernels/executor.h"
+#include "kernels/gemm/gemm_plan.h"
 #include "kernels/topology_arrays.h"
 #include "lib/symmetric_memory.h"
 
@@ -30,22 +31,30 @@ class CudaRank {
     uint32_t region = 0;  // of the transport, between nodes
   };
 
-  // Allocates and maps the control blocks. Collective; `device` is current. `num_sms`: that launches may use.
-  static Result<std::unique_ptr<CudaRank>> make(const ExecutorContext& context, int device, int num_sms,
+  // What launches may use of a device.
+  struct Room {
+    int num_sms = 0;
+    GemmClusterLimits clusters;
+  };
+
+  // Allocates and maps the control blocks. Collective; `device` is current.
+  static Result<std::unique_ptr<CudaRank>> make(const ExecutorContext& context, int device, const Room& room,
                                                 Deadline deadline);
   ~CudaRank();
 
   // Appends an arena. Collective.
   Result<Arena> add_arena(size_t bank_bytes, Deadline deadline);
   size_t workspace_bytes() const {
-    return memory_->size() + sizeof(LaunchState) + num_sms_ * STAGING_BYTES +
+    return memory_->size() + sizeof(LaunchState) + room_.num_sms * STAGING_BYTES +
            (network_ != nullptr ? sizeof(NetworkState) : 0);
   }
   size_t workspace_granularity() const { return memory_->granularity(); }
   // Who is where, when the ranks are on several nodes; else null.
   const TopologyView* nodes() const { return context_.endpoint != nullptr ? &arrays_.view() : nullptr; }
-  // CTAs of a launch: the fewest that any rank can have, because plans follow from it.
-  int num_sms() const { return num_sms_; }
+  // CTAs of a launch, and the clusters of these that run at a time: the fewest that any rank can have, because
+  // plans follow from it.
+  int num_sms() const { return room_.num_sms; }
+  const GemmClusterLimits& cluster_limits() const { return room_.clusters; }
 
   // The parameter of a launch, complete but for shape, entry, trace and ticket.
   RankComm comm(const Arena& arena) const;
@@ -63,17 +72,17 @@ class CudaRank {
   size_t flight_record(mk_flight_entry_t* entries, size_t capacity) const;
 
  private:
-  CudaRank(const ExecutorContext& context, int device, int num_sms)
+  CudaRank(const ExecutorContext& context, int device, const Room& room)
       : context_(context),
         arrays_(context.topology),
         order_(make_rank_order(arrays_.view())),
-        num_sms_(num_sms),
+        room_(room),
         device_(device) {}
   Status allocate(Deadline deadline);
   Status connect_network(Deadline deadline);
   Status prime(uint32_t region, Deadline deadline);
   Status post_primes(uint32_t region, uint64_t& head, Deadline deadline);
-  Status agree_on_sms(Deadline deadline);
+  Status agree_on_room(Deadline deadline);
   // The GPU's own; as they were last known while it does not answer, being busy or lost.
   LaunchEnds ends() const;
   cudaError_t await_copy(Deadline deadline) const;
@@ -83,7 +92,7 @@ class CudaRank {
   const ExecutorContext& context_;
   const TopologyArrays arrays_;
   const RankOrder order_;
-  int num_sms_;
+  Room room_;
   std::unique_ptr<SymmetricMemory> memory_;
   NetworkState* network_ = nullptr;
   std::unique_ptr<MappedPages> fifo_;

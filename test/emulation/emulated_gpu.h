@@ -54,7 +54,7 @@ class EmulatedGpu {
                                      {},
                                      {},
                                      {}});
-    auto made = CudaRank::make(*context_, 0, num_ctas, Deadline::after(rank_.timeout));
+    auto made = CudaRank::make(*context_, 0, {num_ctas, {}}, Deadline::after(rank_.timeout));
     if (!made.ok()) return made.status();
     gpu_ = made.take();
     set_stop(gpu_.get());
