@@ -135,6 +135,17 @@ double exchanged_bytes(const GemmCall& call, int nranks, Reduction reduction) {
          (reduction == Reduction::one_shot ? 1 : nranks);
 }
 
+// What is the same on all ranks: not k, nor the order of B.
+GemmShape common_shape(const GemmCall& call) {
+  GemmShape shape;
+  shape.m = call.m;
+  shape.n = call.n;
+  shape.k = TYPICAL_K;
+  shape.in_type = gemm_type(call.dtype);
+  shape.out_type = gemm_type(call.out_dtype);
+  return shape;
+}
+
 // Tagged packets are half as many bytes again, but need no fence and no flag, and the warps that wait for them
 // look at all of them: for few bytes. They go where each row is wanted, once, and so a reduce-scatter's tiles
 // can hold all owners' rows: owners' tiles of the same columns would each read all of B's again, and none of
@@ -144,12 +155,8 @@ void choose_merged_tile(const GemmCall& call, int nranks, int num_sms, RankGemmP
   if (exchanged_bytes(call, nranks, to.reduction) > (nranks - 1) * MAX_TAGGED_BYTES_OF_OWNER) return;
   for (const GemmTile& tile : gemm_reduce_scatter::TAGGED_TILES) {
     if (!may_take(call, tile)) continue;
-    GemmShape shape;
+    GemmShape shape = common_shape(call);
     shape.m = round_up(call.m, tile.block_m);
-    shape.n = call.n;
-    shape.k = TYPICAL_K;
-    shape.in_type = gemm_type(call.dtype);
-    shape.out_type = gemm_type(call.out_dtype);
     const GemmPlan plan = gemm_plan_with(shape, num_sms, tile, -1);
     const gemm_reduce_scatter::MergedRows rows = {
         static_cast<int>(call.m), static_cast<int>(ceil_div(call.m, nranks)),
@@ -169,9 +176,38 @@ void choose_merged_tile(const GemmCall& call, int nranks, int num_sms, RankGemmP
   to.splits_rows = false;
 }
 
+// Products of some hundred rows in tiles of any multiple of eight of them, whoever owns these, all at once, in
+// clusters. Not of so few bytes that packets save more than the better tile.
+void choose_swapped_tile(const GemmCall& call, int nranks, int num_sms, const GemmClusterLimits& limits,
+                         RankGemmPlan& to) {
+  constexpr int64_t FEW_ROWS = 128, MOST_ROWS = 1024;
+  constexpr double PACKETS_US = 4;
+  if (call.m <= FEW_ROWS || call.m > MOST_ROWS || call.n == 0 || element_bytes(call.comm_dtype) != 2) return;
+  if (call.tuning.tile_m > 0 || call.tuning.tile_n > 0 || call.tuning.compute_ctas > 0) return;
+  const GemmShape shape = common_shape(call);
+  const GemmPlan best = gemm_swapped_cluster_plan(shape, RANK_SWAPPED_TILES, 1, num_sms, limits);
+  const bool has_packets =
+      to.is_tagged || (to.reduction != Reduction::scatter &&
+                       exchanged_bytes(call, nranks, to.reduction) <= MAX_TAGGED_BYTES_OF_ALLREDUCE);
+  if (!best.is_swapped || best.predicted_us + (has_packets ? PACKETS_US : 0) >= to.gemm.predicted_us) return;
+  const bool one_shot = to.reduction == Reduction::one_shot;
+  to.gemm = best;
+  to.merged = true;
+  to.is_tagged = false;
+  to.packet_slot_bytes = 0;
+  to.num_owners = 1;
+  to.splits_rows = !one_shot;
+  to.splits_columns = false;
+  to.merged_rows = {static_cast<int>(call.m), static_cast<int>(one_shot ? call.m : ceil_div(call.m, nranks)),
+                    static_cast<int>(ceil_div(call.n, gemm_reduce_scatter::UNIT_COLUMNS))};
+  to.swapped_tiles = {static_cast<int>(ceil_div(call.m, best.cluster_columns())) * best.cluster.n,
+                      gemm_plan_tile_columns(shape, best), best.block_m};
+}
+
 // Who owns what, and the tile, which all ranks must choose alike, for partial sums travel in it; but k is
 // each rank's own.
-void choose_owners(const GemmCall& call, int nranks, int num_sms, RankGemmPlan& to) {
+void choose_owners(const GemmCall& call, int nranks, int num_sms, const GemmClusterLimits& limits,
+                   RankGemmPlan& to) {
   const bool one_shot = goes_one_shot(call, nranks);
   const bool reduces_all = call.op == MK_OPERATOR_GEMM_ALLREDUCE;
   to.reduction = one_shot ? Reduction::one_shot : reduces_all ? Reduction::two_shot : Reduction::scatter;
@@ -194,6 +230,11 @@ void choose_owners(const GemmCall& call, int nranks, int num_sms, RankGemmPlan& 
   }
   if (to.gemm.block_m == 0) return;
   if (to.reduction == Reduction::scatter && !to.is_between_nodes) choose_merged_tile(call, nranks, num_sms, to);
+  if (!to.is_between_nodes) choose_swapped_tile(call, nranks, num_sms, limits, to);
+  if (to.gemm.is_swapped) {
+    to.tile_rows = 1;
+    return;
+  }
   if (to.merged) rows = call.m;
   to.tile_rows = static_cast<int>(ceil_div(rows, to.gemm.block_m));
   to.owner_tiles = owner_tiles_of(call, num_sms, to);
@@ -216,17 +257,54 @@ void choose_packets(const GemmCall& call, int nranks, RankGemmPlan& to) {
   to.is_tagged = (two_shot ? 2 : 1) * nranks * to.packet_slot_bytes <= static_cast<int64_t>(PACKET_BANK_BYTES);
 }
 
-}  // namespace
-
-Status plan_reduction(const GemmCall& call, int rank, int nranks, int num_sms, RankGemmPlan& to) {
-  num_sms = compute_ctas(call, num_sms);
-  choose_owners(call, nranks, num_sms, to);
-  if (to.gemm.block_m == 0) return {};
-  const bool one_shot = to.reduction == Reduction::one_shot;
-  const bool reduces_all = call.op == MK_OPERATOR_GEMM_ALLREDUCE;
+// Flags of tiles, where the partial sums of one lie one after another, and how they travel.
+Status plan_slots(const GemmCall& call, int nranks, int num_sms, RankGemmPlan& to) {
   // Of merged tiles nothing comes there, and no flags are raised.
   to.slot_bytes =
       to.merged ? 0 : to.tiles_per_owner * to.gemm.block_m * to.gemm.block_n * element_bytes(call.comm_dtype);
+  const bool two_shot = to.reduction == Reduction::two_shot;
+  const int64_t slabs = to.gemm.block_m / 16;
+  const int64_t direct_flags = to.merged ? 0 : nranks * to.tiles_per_owner * slabs;
+  const int64_t direct_gather_flags = two_shot ? direct_flags * (to.gemm.block_n / 32) : 0;
+  to.is_direct = to.reduction == Reduction::one_shot ||
+                 (!to.is_between_nodes && to.num_owners * to.tiles_per_owner <= MAX_DIRECT_TILES * num_sms &&
+                  direct_flags + direct_gather_flags <= kFlagsPerBank);
+  to.num_partial_flags = to.is_direct ? direct_flags : nranks * to.tiles_per_owner;
+  const int64_t flags = to.num_partial_flags + (to.is_direct ? direct_gather_flags
+                                                : two_shot   ? nranks * to.tiles_per_owner
+                                                             : 0);
+  if (flags > kFlagsPerBank) return too_many_flags(call, flags);
+  to.plan.chunk_rows = to.gemm.block_m;
+  to.plan.num_chunks = static_cast<int>(std::max<int64_t>(1, to.tiles_per_owner));
+  to.plan.chunk_bytes = int64_t{to.gemm.block_m} * to.gemm.block_n * element_bytes(call.comm_dtype);
+  return {};
+}
+
+// The same of swapped tiles, where each CTA has a flag and each warp one for what it has finished.
+Status plan_panels(const GemmCall& call, int nranks, RankGemmPlan& to) {
+  constexpr int64_t MOST_WARPS = 8;  // of a CTA, that finish sums
+  const gemm_reduce_scatter::PartialPanels panels = {to.merged_rows.max_rows};
+  to.slot_bytes = panels.bytes(to.merged_rows.num_column_units);
+  to.is_direct = true;
+  to.num_partial_flags = int64_t{nranks} * to.gemm.num_ctas();
+  const int64_t flags = to.num_partial_flags * (1 + MOST_WARPS);
+  if (flags > kFlagsPerBank) return too_many_flags(call, flags);
+  to.plan.chunk_rows = to.swapped_tiles.tile_rows;
+  to.plan.num_chunks = to.gemm.num_ctas();
+  to.plan.chunk_bytes = int64_t{to.swapped_tiles.tile_rows} * to.gemm.block_m * element_bytes(call.comm_dtype);
+  return {};
+}
+
+}  // namespace
+
+Status plan_reduction(const GemmCall& call, int rank, int nranks, int num_sms, const GemmClusterLimits& limits,
+                      RankGemmPlan& to) {
+  num_sms = compute_ctas(call, num_sms);
+  choose_owners(call, nranks, num_sms, limits, to);
+  if (to.gemm.block_m == 0) return {};
+  const bool is_swapped = to.gemm.is_swapped;
+  const bool one_shot = to.reduction == Reduction::one_shot;
+  const bool reduces_all = call.op == MK_OPERATOR_GEMM_ALLREDUCE;
   to.gather_begin = round_up(nranks * max_slot_bytes_of_owners(call, nranks), 128);
   to.gather_pitch = round_up(call.n * element_bytes(call.out_dtype), 16);
   to.area_bytes = to.gather_begin + (reduces_all ? call.m * to.gather_pitch : 0);
@@ -235,27 +313,13 @@ Status plan_reduction(const GemmCall& call, int rank, int nranks, int num_sms, R
     to.area_bytes = std::max(to.area_bytes, nranks * max_one_shot_slot_bytes(call, nranks));
     if (one_shot) to.area_bytes = std::max(to.area_bytes, nranks * max_slot_bytes(call.m, call));
   }
-  fill_public_plan(call, nranks, num_sms, to);
+  fill_public_plan(call, nranks, is_swapped ? to.gemm.num_ctas() : num_sms, to);
   to.plan.algorithm = one_shot      ? MK_ALGORITHM_ONE_SHOT
                       : reduces_all ? MK_ALGORITHM_TWO_SHOT
                                     : MK_ALGORITHM_AUTO;
-  const bool two_shot = to.reduction == Reduction::two_shot;
-  const int64_t slabs = to.gemm.block_m / 16;
-  const int64_t direct_flags = to.merged ? 0 : nranks * to.tiles_per_owner * slabs;
-  const int64_t direct_gather_flags = two_shot ? direct_flags * (to.gemm.block_n / 32) : 0;
-  to.is_direct =
-      one_shot || (!to.is_between_nodes && to.num_owners * to.tiles_per_owner <= MAX_DIRECT_TILES * num_sms &&
-                   direct_flags + direct_gather_flags <= kFlagsPerBank);
-  to.num_partial_flags = to.is_direct ? direct_flags : nranks * to.tiles_per_owner;
-  const int64_t flags = to.num_partial_flags + (to.is_direct ? direct_gather_flags
-                                                : two_shot   ? nranks * to.tiles_per_owner
-                                                             : 0);
-  if (flags > kFlagsPerBank) return too_many_flags(call, flags);
+  MK_RETURN_IF_ERROR(is_swapped ? plan_panels(call, nranks, to) : plan_slots(call, nranks, num_sms, to));
   const int64_t row_bytes = call.n * element_bytes(call.comm_dtype);
   const int64_t own_rows = rows_count(call.m, nranks, rank);
-  to.plan.chunk_rows = to.gemm.block_m;
-  to.plan.num_chunks = static_cast<int>(std::max<int64_t>(1, to.tiles_per_owner));
-  to.plan.chunk_bytes = int64_t{to.gemm.block_m} * to.gemm.block_n * element_bytes(call.comm_dtype);
   const int64_t owner_columns = int64_t{to.owner_tiles.num_n_tiles} * to.gemm.block_n;
   const int64_t own_elements =
       to.splits_columns ? call.m * std::clamp<int64_t>(call.n - rank * owner_columns, 0, owner_columns)
@@ -264,6 +328,7 @@ Status plan_reduction(const GemmCall& call, int rank, int nranks, int num_sms, R
                                 : call.m * row_bytes - own_elements * element_bytes(call.comm_dtype);
   if (to.reduction == Reduction::two_shot)
     to.plan.link_bytes += own_elements * element_bytes(call.out_dtype) * (nranks - 1);
+  if (is_swapped) return {};
   choose_packets(call, nranks, to);
   // Partial sums leave while the others' tiles are computed. An all-reduce has no such time to spare.
   to.is_paced = to.reduction == Reduction::scatter && leaves_links_free(call, to);

@@ -133,11 +133,11 @@ Result<RankGemmPlan> rank_gemm_plan(const GemmCall& call, int rank, int nranks, 
   if (nodes != nullptr && call.op == MK_OPERATOR_GEMM_ALLREDUCE)
     planned.tuning.algorithm = MK_ALGORITHM_TWO_SHOT;
   const bool gathers = call.op == MK_OPERATOR_ALLGATHER_GEMM;
-  if (gathers && call.mode != MK_ALLGATHER_WGRAD) {
-    MK_RETURN_IF_ERROR(plan_gather(planned, rank, nranks, num_sms, limits, plan));
+  if (gathers && call.mode == MK_ALLGATHER_WGRAD) {
+    MK_RETURN_IF_ERROR(plan_wgrad(planned, rank, nranks, num_sms, plan));
   } else {
-    const auto plan_operator = gathers ? plan_wgrad : plan_reduction;
-    MK_RETURN_IF_ERROR(plan_operator(planned, rank, nranks, num_sms, plan));
+    const auto plan_operator = gathers ? plan_gather : plan_reduction;
+    MK_RETURN_IF_ERROR(plan_operator(planned, rank, nranks, num_sms, limits, plan));
   }
   if (plan.gemm.block_m == 0) {
     return Status(MK_ERROR_UNSUPPORTED, format("mk_%s: tuning: there is no tile of tile_m=%d, tile_n=%d",

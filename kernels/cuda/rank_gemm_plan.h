@@ -11,6 +11,7 @@
 #include "kernels/ops/gemm_reduce_scatter/network_schedule.h"
 #include "kernels/ops/gemm_reduce_scatter/owner_tiles.h"
 #include "kernels/ops/gemm_reduce_scatter/reduction.h"
+#include "kernels/ops/gemm_reduce_scatter/swapped_tiles.h"
 #include "kernels/protocol.h"
 #include "lib/status.h"
 
@@ -44,6 +45,7 @@ struct RankGemmPlan {
   size_t packets = 0;      // whose memory begins there in every rank's: filled in by the executor
   int64_t packet_slot_bytes = 0;
   gemm_reduce_scatter::MergedRows merged_rows{};
+  gemm_reduce_scatter::SwappedTiles swapped_tiles{};
   int64_t num_partial_flags = 0;
   gemm_reduce_scatter::OwnerTiles owner_tiles{};
   int64_t tiles_per_owner = 0;
@@ -58,7 +60,7 @@ struct RankGemmPlan {
 };
 
 // `nodes`: who is where, when the ranks are on several nodes; null: they are on one. `limits`: the clusters
-// that this rank's device runs at a time; by default none. MK_ERROR_UNSUPPORTED: more flags or signals than a
+// that every rank's device runs at a time; by default none. MK_ERROR_UNSUPPORTED: more flags or signals than a
 // bank has, or what is not built between nodes.
 Result<RankGemmPlan> rank_gemm_plan(const GemmCall& call, int rank, int nranks, int num_sms,
                                     const TopologyView* nodes = nullptr, const GemmClusterLimits& limits = {},

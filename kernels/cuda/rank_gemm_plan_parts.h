@@ -44,7 +44,8 @@ Status plan_wgrad(const GemmCall& call, int rank, int nranks, int num_sms, RankG
 Status plan_network_gather(const GemmCall& call, const TopologyView& nodes, RankGemmPlan& to);
 
 // Of reductions.
-Status plan_reduction(const GemmCall& call, int rank, int nranks, int num_sms, RankGemmPlan& to);
+Status plan_reduction(const GemmCall& call, int rank, int nranks, int num_sms, const GemmClusterLimits& limits,
+                      RankGemmPlan& to);
 // Sums and finished tiles travel in chunks of tiles.
 Status plan_network_reduction(const GemmCall& call, const TopologyView& nodes, int num_sms, RankGemmPlan& to);
 

@@ -162,10 +162,10 @@ class NodeReductionRank {
     constexpr int UNITS = EmulatedTiles::BLOCK_N / SUM_COLUMNS<EmulatedTiles::BLOCK_N>;
     const int num_tiles = rank_.nranks * params_.tiles_per_owner;
     params_.slot_bytes = int64_t{params_.tiles_per_owner} * EmulatedTiles::BLOCK_M * EmulatedTiles::BLOCK_N *
-                         bytes_of(params_.comm_type);
+                         element_bytes_of(params_.comm_type);
     params_.first_gather_flag = num_tiles * (params_.is_direct ? SLABS : 1);
     params_.gather_begin = round_up(rank_.nranks * params_.slot_bytes, 128);
-    params_.gather_pitch = round_up(int64_t{params_.output.n} * bytes_of(params_.output.out_type), 16);
+    params_.gather_pitch = round_up(int64_t{params_.output.n} * element_bytes_of(params_.output.out_type), 16);
     const int num_flags = params_.first_gather_flag + num_tiles * (params_.is_direct ? SLABS * UNITS : 1);
     return num_flags <= kFlagsPerBank &&
            params_.gather_begin + params_.m * params_.gather_pitch <= static_cast<int64_t>(kBankBytes);

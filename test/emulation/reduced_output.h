@@ -34,8 +34,6 @@ void multiply(float (&accumulators)[N], uint64_t epoch, int rank, int64_t row, i
   }
 }
 
-inline int bytes_of(GemmType type) { return type == GemmType::fp32 ? 4 : 2; }
-
 // C, with elements around it that nobody may write to: those that its rows are longer, a row before, one
 // behind.
 class ReducedOutput {
@@ -45,12 +43,12 @@ class ReducedOutput {
   // Fills in all but the bias.
   void make(int64_t rows, int64_t n, int64_t ldc, GemmType type, EpilogueParams* params) {
     rows_ = rows;
-    bytes_.assign(static_cast<size_t>((rows + 2) * ldc * bytes_of(type)) + 16, std::byte{0});
-    params->c = bytes_.data() + ldc * bytes_of(type);
+    bytes_.assign(static_cast<size_t>((rows + 2) * ldc * element_bytes_of(type)) + 16, std::byte{0});
+    params->c = bytes_.data() + ldc * element_bytes_of(type);
     params->ldc = ldc;
     params->n = static_cast<int>(n);
     params->out_type = type;
-    params->rows_aligned = ldc * bytes_of(type) % 16 == 0;
+    params->rows_aligned = ldc * element_bytes_of(type) % 16 == 0;
     output_ = *params;
     clear();
   }
@@ -85,7 +83,8 @@ class ReducedOutput {
 
  private:
   void* address(int64_t row, int64_t column) const {
-    return static_cast<std::byte*>(output_.c) + (row * output_.ldc + column) * bytes_of(output_.out_type);
+    return static_cast<std::byte*>(output_.c) +
+           (row * output_.ldc + column) * element_bytes_of(output_.out_type);
   }
   float at(int64_t row, int64_t column) const {
     const void* const element = address(row, column);

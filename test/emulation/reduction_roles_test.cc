@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
 // GEMM+ReduceScatter and GEMM+AllReduce between nodes on emulated warps and host memory, over the real
 // transports, all but the products, which are made up: the consumers' epilogues, pushes to the node, sums,
-// puts, arrivals, forwards, and what brings finished rows to C. And those of few bytes inside a node, in tagged
-// packets.
+// puts, arrivals, forwards, and what brings finished rows to C. Inside a node those of few bytes, in tagged
+// packets, and those of some hundred rows, in swapped tiles.
 #include "shim/device_words.h"
 
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <memory>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "emulated_gpu.h"
 #include "kernels/cuda/rank_gemm_plan.h"
 #include "kernels/ops/gemm_reduce_scatter/cuda_network_kernel.cuh"
+#include "kernels/ops/gemm_reduce_scatter/cuda_swapped_exchange.cuh"
 #include "kernels/ops/gemm_reduce_scatter/cuda_tagged_kernel.cuh"
 #include "reduced_output.h"
 
@@ -398,6 +400,157 @@ TEST_CASE("tagged packets bring each row to its owner, or to all, launch after l
                     MK_EXPECT(rank.barrier());
                     return rank.failure();
                   }) == "");
+}
+
+namespace {
+
+using gemm_reduce_scatter::SwappedParams;
+
+struct EmulatedSwappedTiles {
+  static constexpr int BLOCK_M = 64;
+  static constexpr int BLOCK_N = 40;
+  static constexpr int NUM_CONSUMER_WARPS = BLOCK_M / 16;
+};
+
+struct PanelShape {
+  Reduction reduction;
+  int m, n;
+  int num_n_tiles;  // that share out the rows
+  GemmType comm_type = GemmType::bf16;
+  GemmType out_type = GemmType::bf16;
+  bool accumulate = false;
+  int more_columns = 0;  // of C
+};
+
+class PanelRank {
+ public:
+  explicit PanelRank(Rank& rank) : rank_(rank), gpu_(rank) {}
+  Status set_up() { return gpu_.set_up(64, 1 << 20); }
+  EmulatedGpu& gpu() { return gpu_; }
+
+  // As the plan and the launch would have it.
+  SwappedParams params(const PanelShape& shape) {
+    using namespace gemm_reduce_scatter;
+    using Tiles = EmulatedSwappedTiles;
+    const bool one_shot = shape.reduction == Reduction::one_shot;
+    const int max_rows = static_cast<int>(ceil_div(shape.m, rank_.nranks));
+    SwappedParams params{};
+    params.comm = gpu_.comm();
+    params.comm.entry.op =
+        shape.reduction == Reduction::scatter ? MK_OPERATOR_GEMM_REDUCE_SCATTER : MK_OPERATOR_GEMM_ALLREDUCE;
+    params.comm.entry.output_offset = kNoOutput;
+    params.comm.entry.shape[0] = shape.m;
+    params.comm_type = shape.comm_type;
+    params.reduction = shape.reduction;
+    params.m = shape.m;
+    params.max_rows = one_shot ? shape.m : max_rows;
+    params.splits_rows = !one_shot;
+    params.merged_rows = {shape.m, params.max_rows, static_cast<int>(ceil_div(shape.n, UNIT_COLUMNS))};
+    params.rows_of_owner = Divisor(params.max_rows);
+    params.swapped_tiles = {shape.num_n_tiles, even_columns(shape.m, shape.num_n_tiles), Tiles::BLOCK_M};
+    params.num_tiles = static_cast<int>(ceil_div(shape.n, Tiles::BLOCK_M)) * shape.num_n_tiles;
+    params.slot_bytes = PartialPanels{params.max_rows}.bytes(params.merged_rows.num_column_units);
+    params.first_gather_flag = rank_.nranks * params.num_tiles;
+    params.gather_begin = round_up(rank_.nranks * params.slot_bytes, 128);
+    params.gather_pitch = round_up(int64_t{shape.n} * element_bytes_of(shape.out_type), 16);
+    const bool scatters = shape.reduction == Reduction::scatter;
+    first_row_ = scatters ? std::min(shape.m, rank_.rank * max_rows) : 0;
+    output_.make(scatters ? rows_count(shape.m, rank_.nranks, rank_.rank) : shape.m, shape.n,
+                 shape.n + shape.more_columns, shape.out_type, &params.output);
+    params.output.accumulate = shape.accumulate;
+    return params;
+  }
+
+  void launch(const SwappedParams& params) {
+    constexpr unsigned NUM_WARPS = EmulatedSwappedTiles::NUM_CONSUMER_WARPS;
+    emulation::run_ctas(static_cast<unsigned>(params.num_tiles), NUM_WARPS + 1, [&] {
+      const RankLaunch launch(params.comm);
+      launch.begin_cta();
+      if (threadIdx.x / 32 < NUM_WARPS) {
+        consume(launch, params);
+      } else if (blockIdx.x == 0) {
+        launch.greet();
+      }
+      launch.end_cta();
+    });
+  }
+
+  std::string check(const SwappedParams& params, uint64_t epoch) const {
+    return output_.wrong(params.output.accumulate, [&](int64_t row, int64_t column) {
+      return sum_of_partials(epoch, rank_.nranks, first_row_ + row, column);
+    });
+  }
+
+ private:
+  void consume(const RankLaunch& launch, const SwappedParams& params) const {
+    using namespace gemm_reduce_scatter;
+    using Tiles = EmulatedSwappedTiles;
+    const int num_n_tiles = params.swapped_tiles.num_n_tiles;
+    TileWork work{};
+    work.m_tile = static_cast<int>(blockIdx.x) / num_n_tiles;
+    work.n_tile = static_cast<int>(blockIdx.x) % num_n_tiles;
+    const int column = work.m_tile * Tiles::BLOCK_M + static_cast<int>(threadIdx.x) / 32 * 16;
+    const int row = work.n_tile * params.swapped_tiles.tile_rows;
+    const int row_end = std::min(params.m, row + params.swapped_tiles.tile_rows);
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    float accumulators[Tiles::BLOCK_N / 2];
+    for (int i = 0; i < Tiles::BLOCK_N / 2; ++i) {
+      const int n = column + lane / 4 + i / 2 % 2 * 8, m = row + i / 4 * 8 + lane % 4 * 2 + i % 2;
+      const bool is_inside = m < row_end && n < params.output.n;
+      accumulators[i] = is_inside ? partial(launch.epoch(), rank_.rank, m, n) : NAN;
+    }
+    swapped::ExchangeColumns{launch, params}(accumulators, column, row, row_end);
+    swapped::raise_flags<Tiles>(launch, params, work);
+    swapped::finish_units<Tiles>(launch, params);
+    if (params.reduction == Reduction::two_shot) swapped::gather_units<Tiles>(launch, params);
+  }
+
+  Rank& rank_;
+  EmulatedGpu gpu_;
+  int64_t first_row_ = 0;  // of C
+  ReducedOutput output_;
+};
+
+std::string run_panel_launches(PanelRank& panels, const PanelShape& shape) {
+  for (int turn = 0; turn < 3; ++turn) {
+    const SwappedParams params = panels.params(shape);
+    const uint64_t epoch = panels.gpu().epoch() + 1;
+    panels.launch(params);
+    if (std::string text = state_after(panels.gpu(), params.comm, epoch); !text.empty()) return text;
+    if (std::string wrong = panels.check(params, epoch); !wrong.empty())
+      return format("launch %llu: ", (unsigned long long)epoch) + wrong;
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("rows of swapped tiles come to their owners, or to all, whichever tile they are in", "[emulation]") {
+  const int nranks = GENERATE(2, 3, 5);
+  CAPTURE(nranks);
+  CHECK(run_ranks(
+            RankKind::threads, {"loopback", "0"}, std::vector<int>(static_cast<size_t>(nranks), 0),
+            [&](Rank& rank) -> std::string {
+              PanelRank panels(rank);
+              MK_EXPECT_OK(panels.set_up());
+              MK_EXPECT(rank.barrier());
+              std::vector<PanelShape> shapes;
+              for (const Reduction reduction : {Reduction::scatter, Reduction::two_shot, Reduction::one_shot}) {
+                shapes.push_back({reduction, 37, 136, 1});
+                shapes.push_back({reduction, 75, 64, 2, GemmType::fp16, GemmType::fp16, true});
+                shapes.push_back({reduction, 50, 77, 2, GemmType::bf16, GemmType::fp32, true, 1});
+                shapes.push_back({reduction, 100, 40, 3, GemmType::bf16, GemmType::bf16, false, 3});
+              }
+              for (const PanelShape& shape : shapes) {
+                const std::string text = run_panel_launches(panels, shape);
+                if (!text.empty())
+                  return format("reduction %d, m %d, n %d: ", static_cast<int>(shape.reduction), shape.m,
+                                shape.n) +
+                         text;
+              }
+              MK_EXPECT(rank.barrier());
+              return rank.failure();
+            }) == "");
 }
 
 }  // namespace test

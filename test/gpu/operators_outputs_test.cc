@@ -191,7 +191,8 @@ void run_all_placings(Rank& rank, Watchdog& watchdog) {
   run_placings(rank, watchdog, reduce_wide(1000, 520, 328), true);
   run_placings(rank, watchdog, reduce(4096, 1024, 256), true);
   run_placings(rank, watchdog, reduce_wide(9, 64, 72), true);
-  run_placings(rank, watchdog, reduce(1000, 520, 328), false);  // tagged packets are brought by their readers
+  run_placings(rank, watchdog, reduce(400, 8192, 328), true);  // swapped tiles, where clusters run
+  run_placings(rank, watchdog, reduce(120, 520, 328), false);  // tagged packets are brought by their readers
   run_placings(rank, watchdog, reduce(9, 64, 72), false);
   run_placings(rank, watchdog, reduce(700, 333, 72), false);
   Problem problem = reduce_wide(1000, 516, 200);

@@ -274,6 +274,35 @@ std::vector<Case> make_cases() {
       cases.push_back({gather, m, 17160, 2056, transposed, dtype, dtype, false, false, transposed});
     }
   }
+  // Reductions of some hundred rows with the operands swapped: every tile that there is a kernel for.
+  for (const mk_operator_t op : {MK_OPERATOR_GEMM_REDUCE_SCATTER, MK_OPERATOR_GEMM_ALLREDUCE}) {
+    for (const bool transposed : {false, true}) {
+      const mk_dtype_t dtype = transposed ? MK_DTYPE_FP16 : MK_DTYPE_BF16;
+      for (const auto& shape : {std::array<int64_t, 3>{135, 8192, 328},
+                                {200, 8190, 328},
+                                {256, 8103, 520},
+                                {301, 8200, 8},
+                                {300, 8192, 2056},
+                                {350, 8104, 328},
+                                {420, 8100, 1000},
+                                {500, 2570, 520},
+                                {999, 2048, 712}}) {
+        for (const mk_algorithm_t algorithm : {MK_ALGORITHM_ONE_SHOT, MK_ALGORITHM_TWO_SHOT}) {
+          Case some = {op, shape[0], shape[1], shape[2], transposed, dtype, dtype, false, true, false};
+          if (op == MK_OPERATOR_GEMM_ALLREDUCE) some.algorithm = algorithm;
+          cases.push_back(some);
+          some.transposed = !transposed;
+          some.out = MK_DTYPE_FP32;
+          some.accumulate = true;
+          cases.push_back(some);
+          if (op == MK_OPERATOR_GEMM_REDUCE_SCATTER) break;
+        }
+      }
+    }
+    Case mixed = {op, 300, 8192, 520};
+    mixed.mixes_layouts = true;
+    cases.push_back(mixed);
+  }
   // By its own layout alone a rank would take another tile.
   for (const mk_operator_t op : {MK_OPERATOR_GEMM_REDUCE_SCATTER, MK_OPERATOR_GEMM_ALLREDUCE}) {
     Case mixed = {op, 1024, 7168, 64};

@@ -4,6 +4,7 @@
 #include "kernels/cuda/rank_gemm_plan.h"
 
 #include <algorithm>
+#include <array>
 #include <random>
 #include <vector>
 
@@ -835,6 +836,91 @@ TEST_CASE("an all-gather of some hundred rows that are no multiple of 64 has its
           rank_gemm_plan(make_call(MK_OPERATOR_ALLGATHER_GEMM, m, n, 8192), 0, nranks, NUM_SMS, nullptr, H200);
       REQUIRE(plan.ok());
       CHECK(!plan.value().gemm.is_swapped);
+    }
+  }
+}
+
+TEST_CASE("a reduction of some hundred rows has its operands swapped, and ranks agree on all of it") {
+  constexpr GemmClusterLimits H200 = {{0, 0, 66, 39, 30}};
+  for (const mk_operator_t op : {MK_OPERATOR_GEMM_REDUCE_SCATTER, MK_OPERATOR_GEMM_ALLREDUCE}) {
+    for (const mk_algorithm_t algorithm : {MK_ALGORITHM_AUTO, MK_ALGORITHM_ONE_SHOT, MK_ALGORITHM_TWO_SHOT}) {
+      for (const int nranks : {2, 3, 4, 8}) {
+        for (const auto& [m, n] : {std::pair{200, 8192}, {300, 8192}, {420, 8190}, {300, 5120}, {999, 2048}}) {
+          GemmCall call = make_call(op, m, n, 4096);
+          call.tuning.algorithm = algorithm;
+          CAPTURE(op, algorithm, nranks, m, n);
+          const RankGemmPlan plan = rank_gemm_plan(call, 0, nranks, NUM_SMS, nullptr, H200).value();
+          REQUIRE((plan.gemm.is_swapped && plan.gemm.in_clusters() && plan.gemm.num_split_ctas == 1));
+          CHECK((plan.merged && plan.is_direct && !plan.is_tagged && !plan.splits_columns));
+          CHECK(plan.plan.compute_ctas == plan.gemm.num_ctas());
+          CHECK(plan.gemm.num_workers <= H200.at_a_time[plan.gemm.num_cluster_ctas()]);
+          CHECK(plan.plan.tile_m == plan.gemm.block_n);
+          // What comes to a rank fits in front of finished rows, or, one-shot, in the area.
+          const int64_t end = nranks * plan.slot_bytes;
+          const bool one_shot = plan.plan.algorithm == MK_ALGORITHM_ONE_SHOT;
+          CHECK(end <= (one_shot ? plan.area_bytes : plan.gather_begin));
+          CHECK(plan.slot_bytes >= (one_shot ? m : ceil_div(m, nranks)) * n * 2);
+          // k and the order of B are each rank's own.
+          call.k = 72;
+          call.b_layout = MK_LAYOUT_NK;
+          const RankGemmPlan other = rank_gemm_plan(call, nranks - 1, nranks, NUM_SMS, nullptr, H200).value();
+          CHECK((other.gemm.block_n == plan.gemm.block_n && other.gemm.cluster == plan.gemm.cluster));
+          CHECK(other.slot_bytes == plan.slot_bytes);
+          CHECK(other.num_partial_flags == plan.num_partial_flags);
+        }
+      }
+    }
+  }
+  // Not a sum in fp32, a tile that the caller has chosen, few rows, many, nor where no clusters run.
+  const auto is_swapped = [](const GemmCall& call, const GemmClusterLimits& limits) {
+    return rank_gemm_plan(call, 0, 2, NUM_SMS, nullptr, limits).value().gemm.is_swapped;
+  };
+  const GemmCall call = make_call(MK_OPERATOR_GEMM_ALLREDUCE, 300, 8192, 4096);
+  CHECK(is_swapped(call, H200));
+  CHECK(!is_swapped(call, GemmClusterLimits{}));
+  GemmCall exact = call, tuned = call, few = call, many = call;
+  exact.comm_dtype = MK_DTYPE_FP32;
+  tuned.tuning.tile_m = 128;
+  few.m = 128;
+  many.m = 1100;
+  for (const GemmCall& other : {exact, tuned, few, many}) CHECK(!is_swapped(other, H200));
+}
+
+TEST_CASE("each row of swapped tiles has a place of its own, and a unit waits for the tiles that it is in") {
+  using namespace gemm_reduce_scatter;
+  for (const auto& [m, nranks, n, num_n_tiles] :
+       {std::array<int, 4>{300, 2, 200, 2}, {137, 3, 64, 2}, {999, 4, 130, 7}, {420, 8, 16, 2}}) {
+    const int tile_rows = even_columns(m, num_n_tiles);
+    const MergedRows rows = {m, static_cast<int>(ceil_div(m, nranks)),
+                             static_cast<int>(ceil_div(n, UNIT_COLUMNS))};
+    const PartialPanels panels = {rows.max_rows};
+    const SwappedTiles tiles = {num_n_tiles, tile_rows, 128};
+    CAPTURE(m, nranks, n);
+    std::vector<std::vector<bool>> taken(nranks);
+    for (auto& of_owner : taken) of_owner.resize(panels.bytes(rows.num_column_units) / 2);
+    for (int row = 0; row < m; ++row) {
+      const OwnedRow owned = rows.owned(row);
+      REQUIRE(rows.first_row(owned.owner) + owned.row == row);
+      for (int column = 0; column < n; ++column) {
+        const auto place = static_cast<size_t>(panels.offset(owned.row, column) / 2);
+        REQUIRE(place < taken[owned.owner].size());
+        REQUIRE(!taken[owned.owner][place]);
+        taken[owned.owner][place] = true;
+      }
+    }
+    for (int owner = 0; owner < nranks; ++owner) {
+      for (int number = 0; number < rows.num_units(owner); ++number) {
+        const MergedUnit unit = rows.unit(owner, number);
+        const int first = unit.row_unit * MergedRows::UNIT_ROWS;
+        const int num = std::min(MergedRows::UNIT_ROWS, rows.rows(owner) - first);
+        const int row = rows.first_row(owner) + first, column = unit.column_unit * UNIT_COLUMNS;
+        const int begin = tiles.first(row, column), end = begin + tiles.count(row, num);
+        for (int i = row; i < row + num; ++i) {
+          const int tile = tiles.number(column / 128, i / tile_rows);
+          REQUIRE((tile >= begin && tile < end));
+        }
+        REQUIRE(end <= tiles.number(column / 128, num_n_tiles - 1) + 1);
+      }
     }
   }
 }

@@ -96,8 +96,6 @@ __device__ __forceinline__ void produce(MainloopStorage<Config>& smem, const Par
   in_step.leave();
 }
 
-__device__ __forceinline__ int element_bytes_of(GemmType type) { return type == GemmType::fp32 ? 4 : 2; }
-
 // Where source `source`'s partial of an owner's tile lies in the owner's memory.
 template <class Config>
 __device__ __forceinline__ int64_t slot_offset(const CudaParams& params, int source, int tile) {

@@ -7,6 +7,7 @@
 #include "kernels/cuda/rank_gemm_params.h"
 #include "kernels/ops/gemm_reduce_scatter/cuda_kernel.cuh"
 #include "kernels/ops/gemm_reduce_scatter/cuda_network_kernel.cuh"
+#include "kernels/ops/gemm_reduce_scatter/cuda_swapped_kernel.cuh"
 #include "kernels/ops/gemm_reduce_scatter/cuda_tagged_kernel.cuh"
 
 namespace mk::gemm_reduce_scatter {
@@ -16,11 +17,13 @@ namespace {
 template <class Params>
 class ReductionLaunchOf : public RankGemmLaunch {
  public:
-  template <int NUM_TILES>
-  ReductionLaunchOf(const RankGemmTable<Params, NUM_TILES>& table, const GemmTile (&tiles)[NUM_TILES],
+  template <class Tile, int NUM_TILES>
+  ReductionLaunchOf(const RankGemmTable<Params, NUM_TILES>& table, const Tile (&tiles)[NUM_TILES],
                     int num_more_ctas, const GemmCall& call, const RankGemmPlan& plan, const RankComm& comm)
       : kernel_(find_kernel(table, tiles, plan.gemm, call.b_layout == MK_LAYOUT_NK)),
         num_ctas_(plan.plan.compute_ctas + num_more_ctas),
+        num_cluster_ctas_(plan.gemm.num_cluster_ctas()),
+        is_swapped_(plan.gemm.is_swapped),
         max_rows_(plan.splits_rows ? ceil_div(call.m, comm.nranks) : call.m) {
     params_.comm = comm;
     params_.tiles = tiles_of(call, plan);
@@ -44,25 +47,37 @@ class ReductionLaunchOf : public RankGemmLaunch {
   }
 
   bool fill_maps(const GemmCall& call, const RankGemmPlan& plan) {
-    const RankComm& comm = params_.comm;
-    return fill_load(call, plan.gemm, call.m, max_rows_, comm.memory[comm.rank] + comm.arena, &params_.load);
+    const void* any = params_.comm.memory[params_.comm.rank] + params_.comm.arena;
+    return is_swapped_ ? fill_swapped_load(call, plan.gemm, call.a, any, &params_.load)
+                       : fill_load(call, plan.gemm, call.m, max_rows_, any, &params_.load);
   }
 
   cudaError_t enqueue(const GemmCall& call, const LaunchDetails& details, cudaStream_t stream) override {
-    if (!move_load(call, call.m, false, &params_.load)) return cudaErrorInvalidValue;
+    if (!move_load(call, call.m, is_swapped_, &params_.load)) return cudaErrorInvalidValue;
     move_epilogue(call, &params_.output);
     fill(details, &params_.comm);
-    return launch_kernel(kernel_, params_, num_ctas_, stream);
+    return launch_kernel(kernel_, params_, num_ctas_, stream, num_cluster_ctas_);
   }
 
  private:
   const RankGemmKernel<Params>& kernel_;
   const int num_ctas_;
+  const int num_cluster_ctas_;
+  const bool is_swapped_;
   const int64_t max_rows_;  // of an owner
 
  protected:
   Params params_{};
 };
+
+// Two-shot, owners distribute rows of C, in pieces of 16 bytes. Every other output is written by its rank
+// alone; so is one that is added to.
+PeerOutput two_shot_output(const GemmCall& call, Reduction reduction) {
+  const int64_t bytes = element_bytes(call.out_dtype);
+  const bool is_whole = call.m > 0 && call.n > 0 && call.n * bytes % 16 == 0 && call.ldc * bytes % 16 == 0;
+  if (reduction != Reduction::two_shot || call.accumulate || !is_whole) return {};
+  return {call.c, static_cast<size_t>(((call.m - 1) * call.ldc + call.n) * bytes), call.ldc};
+}
 
 class ReductionLaunch final : public ReductionLaunchOf<CudaParams> {
  public:
@@ -70,13 +85,24 @@ class ReductionLaunch final : public ReductionLaunchOf<CudaParams> {
       : ReductionLaunchOf(call.dtype == MK_DTYPE_FP16 ? cuda_kernels_fp16() : cuda_kernels_bf16(),
                           RANK_GEMM_TILES, 0, call, plan, comm) {}
 
-  // Two-shot, owners distribute rows of C, in pieces of 16 bytes. Every other output is written by its rank
-  // alone; so is one that is added to.
   PeerOutput peer_output(const GemmCall& call) const override {
-    const int64_t bytes = element_bytes(call.out_dtype);
-    const bool is_whole = call.m > 0 && call.n > 0 && call.n * bytes % 16 == 0 && call.ldc * bytes % 16 == 0;
-    if (params_.reduction != Reduction::two_shot || call.accumulate || !is_whole) return {};
-    return {call.c, static_cast<size_t>(((call.m - 1) * call.ldc + call.n) * bytes), call.ldc};
+    return two_shot_output(call, params_.reduction);
+  }
+};
+
+class SwappedReductionLaunch final : public ReductionLaunchOf<SwappedParams> {
+ public:
+  SwappedReductionLaunch(const GemmCall& call, const RankGemmPlan& plan, const RankComm& comm)
+      : ReductionLaunchOf(call.dtype == MK_DTYPE_FP16 ? swapped::kernels_fp16() : swapped::kernels_bf16(),
+                          RANK_SWAPPED_TILES, 0, call, plan, comm) {
+    params_.merged_rows = plan.merged_rows;
+    params_.rows_of_owner = Divisor(plan.merged_rows.max_rows);
+    params_.swapped_tiles = plan.swapped_tiles;
+    params_.num_tiles = plan.gemm.num_ctas();
+  }
+
+  PeerOutput peer_output(const GemmCall& call) const override {
+    return two_shot_output(call, params_.reduction);
   }
 };
 
@@ -121,6 +147,8 @@ std::unique_ptr<RankGemmLaunch> make(const GemmCall& call, const RankGemmPlan& p
 cudaError_t cuda_prepare(bool between_nodes) {
   cudaError_t error = prepare_table(cuda_kernels_bf16());
   if (error == cudaSuccess) error = prepare_table(cuda_kernels_fp16());
+  if (error == cudaSuccess) error = prepare_table(swapped::kernels_bf16());
+  if (error == cudaSuccess) error = prepare_table(swapped::kernels_fp16());
   if (error == cudaSuccess) error = prepare_table(tagged::kernels_bf16());
   if (error == cudaSuccess) error = prepare_table(tagged::kernels_fp16());
   if (!between_nodes) return error;
@@ -132,6 +160,7 @@ cudaError_t cuda_prepare(bool between_nodes) {
 std::unique_ptr<RankGemmLaunch> make_cuda_launch(const GemmCall& call, const RankGemmPlan& plan,
                                                  const RankComm& comm) {
   if (comm.order.num_rail_peers > 0) return make<NetworkReductionLaunch>(call, plan, comm);
+  if (plan.gemm.is_swapped) return make<SwappedReductionLaunch>(call, plan, comm);
   return plan.is_tagged ? make<TaggedReductionLaunch>(call, plan, comm)
                         : make<ReductionLaunch>(call, plan, comm);
 }

@@ -21,6 +21,17 @@ inline void stmatrix_x4(uint32_t smem_row_address, uint32_t r0, uint32_t r1, uin
     std::memcpy(smem_pointer(row) + lane % 4 * 4, &values[matrix], 4);
   }
 }
+inline uint32_t movmatrix_trans(uint32_t pair) {
+  const emulation::Values pairs = emulation::exchange(pair);
+  const unsigned lane = threadIdx.x % 32;
+  uint32_t transposed = 0;
+  for (unsigned i = 0; i < 2; ++i) {  // of row lane / 4, column lane % 4 * 2 + i
+    const unsigned row = lane % 4 * 2 + i, column = lane / 4;
+    const auto found = static_cast<uint32_t>(pairs.of[row * 4 + column / 2]);
+    transposed |= (found >> column % 2 * 16 & 0xffff) << i * 16;
+  }
+  return transposed;
+}
 inline void st_shared_v2(uint32_t smem_address, float x, float y) {
   const float values[] = {x, y};
   std::memcpy(smem_pointer(smem_address), values, sizeof values);
