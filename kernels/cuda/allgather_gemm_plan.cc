@@ -17,7 +17,11 @@ using allgather_gemm::WgradOrder;
 
 constexpr int MAX_PANELS = 8;
 constexpr int MIN_PANEL_STEPS = 4;
+// Tiles of so few rows are those of all ranks, whatever the model says; of up to MOST_ROWS_OF_MERGED, where it
+// does. Of tiles of one rank's rows, in one wave as well, half wait for rows while the others are computed.
 constexpr int64_t MAX_MERGED_ROWS = 256;
+constexpr int64_t MOST_ROWS_OF_MERGED = 1024;
+constexpr double WAIT_OF_MERGED_US = 20;
 // Few rows: what a rank brings to all is there as soon in one panel, and each takes a flag's latency.
 constexpr double FEW_ROWS_PANEL_BYTES = 512 << 10;
 // Whatever else the L2 holds.
@@ -203,6 +207,19 @@ bool sweeps_columns(const GemmCall& call, int nranks, int num_sms, const RankGem
          call.n * call.k * 2 > MOST_B_BYTES_IN_L2;
 }
 
+// Do tiles hold all ranks' rows? Where these are few, the weights of a tile are then read once, and not once a
+// rank; where a rank's rows do not fill tiles of their own, there are fewer tiles.
+bool merges_rows(const GemmCall& call, int nranks, int num_sms, const RankGemmPlan& plan) {
+  const int64_t max_rows = ceil_div(call.m, nranks);
+  if (max_rows < CHUNK_ROWS) return true;
+  if (plan.is_between_nodes || call.m > MOST_ROWS_OF_MERGED) return false;
+  if (call.m <= MAX_MERGED_ROWS) return true;
+  num_sms = compute_ctas(call, num_sms);
+  const GemmPlan merged = choose_tile(call, gather_tiles(call, true), call.m, 1, call.k, num_sms, true);
+  const GemmPlan apart = choose_tile(call, gather_tiles(call, false), max_rows, nranks, call.k, num_sms, true);
+  return merged.block_m > 0 && merged.predicted_us + WAIT_OF_MERGED_US < apart.predicted_us;
+}
+
 // What depends on chunks, of which every rank has at most to.plan.num_chunks.
 Status plan_chunks(const GemmCall& call, int rank, int nranks, RankGemmPlan& to) {
   const int64_t row_bytes = travelling_columns(call) * 2;
@@ -217,9 +234,7 @@ Status plan_chunks(const GemmCall& call, int rank, int nranks, RankGemmPlan& to)
 // Few tiles, all at once, of all ranks' rows: clusters share the inner dimension of each, or what they load,
 // where that is expected to be better. False: they do not.
 bool plan_clusters(const GemmCall& call, int num_sms, const GemmClusterLimits& limits, RankGemmPlan& to) {
-  // Of tiles of one rank's rows, in one wave as well, half wait for rows while the others are computed.
-  constexpr double WAIT_US = 20;
-  constexpr int64_t FEW_ROWS_OF_SWAPPED = 128, MOST_ROWS_OF_SWAPPED = 1024;
+  constexpr int64_t FEW_ROWS_OF_SWAPPED = 128;
   constexpr double LEAST_PART_OF_SMS = 0.45;  // whose warps push rows, too
   if (to.is_between_nodes || call.tuning.copy_ctas > 0 || call.tuning.compute_ctas > 0) return false;
   GemmShape shape;
@@ -240,12 +255,10 @@ bool plan_clusters(const GemmCall& call, int num_sms, const GemmClusterLimits& l
   };
   // Where clusters can split k those that do not lose by waiting for rows with all of it still to come: swapped
   // ones by 6 us of 52 and 59 (300x2560x8192, 200x5120x8192), pairs of up to 256 rows by 9 of 63. Pairs that
-  // split it, too, have not been measured here, nor swapped ones of a multiple of 128 rows.
+  // split it, too, have not been measured here.
   const bool splits = may_be(best);
   if (call.m > MAX_MERGED_ROWS) consider(gemm_pair_plan(shape, num_sms, limits, 1));
-  const bool is_measured =
-      call.m > FEW_ROWS_OF_SWAPPED && call.m <= MOST_ROWS_OF_SWAPPED && call.m % CHUNK_ROWS != 0;
-  if (!splits && is_measured) {
+  if (!splits && call.m > FEW_ROWS_OF_SWAPPED && call.m <= MOST_ROWS_OF_MERGED) {
     for (const GemmSwappedTile& tile : RANK_SWAPPED_TILES) {
       const GemmPlan plan = gemm_swapped_cluster_plan_with(shape, tile, 1);
       if (gemm_plan_fits_at_once(plan, num_sms, limits) && plan.num_ctas() >= LEAST_PART_OF_SMS * num_sms)
@@ -255,8 +268,9 @@ bool plan_clusters(const GemmCall& call, int num_sms, const GemmClusterLimits& l
   if (!may_be(best)) return false;
   const GemmPlan other =
       choose_tile(call, gather_tiles(call, call.m <= MAX_MERGED_ROWS), call.m, 1, call.k, num_sms, true);
-  const bool waits = call.m > MAX_MERGED_ROWS && best.in_clusters();
-  const double other_us = other.predicted_us + (waits ? WAIT_US : 0);
+  // Measured with swapped tiles the model's times are right as they are.
+  const bool waits = call.m > MAX_MERGED_ROWS && best.in_clusters() && !best.is_swapped;
+  const double other_us = other.predicted_us + (waits ? WAIT_OF_MERGED_US : 0);
   if (other.block_m > 0 && other_us < best.predicted_us) return false;
   to.gemm = best;
   to.merged = true;
@@ -278,8 +292,7 @@ Status plan_gather(const GemmCall& call, int rank, int nranks, int num_sms, cons
   if (has_clusters) {
     num_sms = to.gemm.num_ctas();
   } else {
-    // Where all ranks' rows are few, the weights of a tile are then read once, and not once a rank.
-    to.merged = max_rows < CHUNK_ROWS || (!to.is_between_nodes && call.m <= MAX_MERGED_ROWS);
+    to.merged = merges_rows(call, nranks, num_sms, to);
     to.num_owners = to.merged ? 1 : nranks;
     num_sms = plan_product(call, to.merged ? call.m : max_rows, call.k, nranks, num_sms, to);
   }

@@ -804,10 +804,17 @@ TEST_CASE("CTAs of an all-gather of one wave load B in pairs, where their tiles 
   CHECK(!plan_with(make_call(MK_OPERATOR_ALLGATHER_GEMM, 8192, 2560, 8192), 2).gemm.in_clusters());
 }
 
-TEST_CASE("an all-gather of some hundred rows that are no multiple of 64 has its operands swapped") {
+TEST_CASE("an all-gather of some hundred rows has its operands swapped") {
   constexpr GemmClusterLimits H200 = {{0, 0, 66, 39, 30}};
   for (const int nranks : {2, 3, 4}) {
-    for (const auto& [m, n] : {std::pair{130, 8192}, {300, 8192}, {420, 8192}, {300, 5120}, {160, 14336}}) {
+    for (const auto& [m, n] : {std::pair{130, 8192},
+                               {256, 8192},
+                               {384, 8192},
+                               {420, 8192},
+                               {700, 8192},
+                               {300, 5120},
+                               {160, 14336},
+                               {300, 14336}}) {
       const GemmCall call = make_call(MK_OPERATOR_ALLGATHER_GEMM, m, n, 7168);
       const Result<RankGemmPlan> planned = rank_gemm_plan(call, 0, nranks, NUM_SMS, nullptr, H200);
       REQUIRE(planned.ok());
@@ -830,14 +837,27 @@ TEST_CASE("an all-gather of some hundred rows that are no multiple of 64 has its
       REQUIRE(as_asked.ok());
       CHECK((!as_asked.value().gemm.is_swapped && as_asked.value().gemm.block_n == 128));
     }
-    // Not where clusters can split the inner dimension, nor where rows are full tiles.
-    for (const auto& [m, n] : {std::pair{300, 2560}, {200, 5120}, {512, 5120}, {256, 8192}}) {
+    // Not where clusters can split the inner dimension, nor where rows fill one wave of tiles.
+    for (const auto& [m, n] : {std::pair{300, 2560}, {200, 5120}, {512, 5120}, {512, 8192}}) {
       const Result<RankGemmPlan> plan =
           rank_gemm_plan(make_call(MK_OPERATOR_ALLGATHER_GEMM, m, n, 8192), 0, nranks, NUM_SMS, nullptr, H200);
       REQUIRE(plan.ok());
       CHECK(!plan.value().gemm.is_swapped);
     }
   }
+}
+
+TEST_CASE(
+    "tiles of an all-gather hold all ranks' rows where these are few, or would not fill tiles of their own") {
+  const auto is_merged = [](int64_t m, int64_t n, int nranks) {
+    return plan_of(make_call(MK_OPERATOR_ALLGATHER_GEMM, m, n, 8192), 0, nranks).merged;
+  };
+  CHECK(is_merged(256, 14336, 2));
+  CHECK(is_merged(384, 14336, 2));  // 3 rows of tiles, not 4
+  CHECK(!is_merged(512, 14336, 2));
+  CHECK(!is_merged(512, 8192, 2));
+  CHECK(!is_merged(1100, 8192, 2));
+  CHECK(is_merged(500, 8192, 4));  // of less than 128 rows each
 }
 
 TEST_CASE("a reduction of some hundred rows has its operands swapped, and ranks agree on all of it") {
