@@ -263,6 +263,11 @@ std::vector<Case> make_cases() {
                               {300, 8100, 72},
                               {350, 8104, 328},
                               {420, 8100, 1000},
+                              {470, 8104, 328},
+                              {600, 8190, 328},
+                              {690, 8104, 520},
+                              {300, 14300, 712},
+                              {380, 14336, 8200},
                               {135, 14300, 200},
                               {160, 14304, 712}}) {
       cases.push_back({gather, shape[0], shape[1], shape[2], transposed, dtype, dtype, false, true, true});
@@ -285,6 +290,9 @@ std::vector<Case> make_cases() {
                                 {300, 8192, 2056},
                                 {350, 8104, 328},
                                 {420, 8100, 1000},
+                                {470, 8104, 328},
+                                {600, 8200, 328},
+                                {650, 8100, 520},
                                 {500, 2570, 520},
                                 {999, 2048, 712}}) {
         for (const mk_algorithm_t algorithm : {MK_ALGORITHM_ONE_SHOT, MK_ALGORITHM_TWO_SHOT}) {
