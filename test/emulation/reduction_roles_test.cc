@@ -537,6 +537,7 @@ TEST_CASE("rows of swapped tiles come to their owners, or to all, whichever tile
               std::vector<PanelShape> shapes;
               for (const Reduction reduction : {Reduction::scatter, Reduction::two_shot, Reduction::one_shot}) {
                 shapes.push_back({reduction, 37, 136, 1});
+                shapes.push_back({reduction, 6, 72, 1});  // of five ranks two have no rows
                 shapes.push_back({reduction, 75, 64, 2, GemmType::fp16, GemmType::fp16, true});
                 shapes.push_back({reduction, 50, 77, 2, GemmType::bf16, GemmType::fp32, true, 1});
                 shapes.push_back({reduction, 100, 40, 3, GemmType::bf16, GemmType::bf16, false, 3});

@@ -235,9 +235,12 @@ __device__ __forceinline__ void finish_units(const RankLaunch& launch, const Swa
   wait_units<Config>(launch, params, num_units);
   const int stride = num_consumer_warps<Config>();
   // A unit's first chunks are on their way while the one before is finished.
-  LaneUnit next = lane_unit(params, owner, consumer_warp<Config>());
+  LaneUnit next{};
   PieceChunks chunks;
-  if (consumer_warp<Config>() < num_units) chunks.load(launch, params, next, 0);
+  if (consumer_warp<Config>() < num_units) {
+    next = lane_unit(params, owner, consumer_warp<Config>());
+    chunks.load(launch, params, next, 0);
+  }
   for (int number = consumer_warp<Config>(); number < num_units; number += stride) {
     const Tracer tracer(params.comm.trace, TRACE_COMPUTE + threadIdx.x / 128);
     const uint64_t start = tracer.now();
