@@ -82,7 +82,7 @@ Status CudaExecutor::set_up(Deadline deadline) {
   if (nranks() == 1) return {};
   MK_RETURN_IF_ERROR(count_clusters());
   // Whatever holds the SMs that are left to others (max_ctas, reserved_sms) may take a cluster's place each.
-  const int of_others = attribute(cudaDevAttrMultiProcessorCount, device_) - num_sms_;
+  const int of_others = std::max(0, attribute(cudaDevAttrMultiProcessorCount, device_) - num_sms_);
   for (int& clusters : cluster_limits_.at_a_time) clusters = std::max(0, clusters - of_others);
   Result<std::unique_ptr<CudaRank>> rank =
       CudaRank::make(context_, device_, {num_sms_, cluster_limits_}, deadline);

@@ -199,17 +199,23 @@ class ReductionRank {
   ReducedOutput output_;
 };
 
+// A launch and what it leaves; "" when all is right.
+template <class LaunchingRank, class Params>
+std::string run_launch(LaunchingRank& rank, const Params& params) {
+  const uint64_t epoch = rank.gpu().epoch() + 1;
+  rank.launch(params);
+  if (std::string text = state_after(rank.gpu(), params.comm, epoch); !text.empty()) return text;
+  const std::string wrong = rank.check(params, epoch);
+  return wrong.empty() ? "" : format("launch %llu: ", (unsigned long long)epoch) + wrong;
+}
+
 std::string run_launches(ReductionRank& reduction, const Shape& shape) {
   for (int turn = 0; turn < 4; ++turn) {
     const NetworkParams params = reduction.params(shape);
-    const uint64_t epoch = reduction.gpu().epoch() + 1;
     if (params.network.num_flags(params.comm.nranks) > kFlagsPerBank ||
         params.network.finished_offset(params.comm.nranks, 0, 0) > static_cast<int64_t>(kBankBytes))
       return "the shape is too large for the test; ";
-    reduction.launch(params);
-    if (std::string text = state_after(reduction.gpu(), params.comm, epoch); !text.empty()) return text;
-    if (std::string wrong = reduction.check(params, epoch); !wrong.empty())
-      return format("launch %llu: ", (unsigned long long)epoch) + wrong;
+    if (std::string text = run_launch(reduction, params); !text.empty()) return text;
   }
   return "";
 }
@@ -357,11 +363,7 @@ std::string run_packet_launches(PacketRank& packets, const PacketShape& shape, b
     const std::optional<TaggedParams> params = packets.params(shape);
     MK_EXPECT(params || !must_be_tagged);
     if (!params) return "";
-    const uint64_t epoch = packets.gpu().epoch() + 1;
-    packets.launch(*params);
-    if (std::string text = state_after(packets.gpu(), params->comm, epoch); !text.empty()) return text;
-    if (std::string wrong = packets.check(*params, epoch); !wrong.empty())
-      return format("launch %llu: ", (unsigned long long)epoch) + wrong;
+    if (std::string text = run_launch(packets, *params); !text.empty()) return text;
   }
   return "";
 }
@@ -513,12 +515,7 @@ class PanelRank {
 
 std::string run_panel_launches(PanelRank& panels, const PanelShape& shape) {
   for (int turn = 0; turn < 3; ++turn) {
-    const SwappedParams params = panels.params(shape);
-    const uint64_t epoch = panels.gpu().epoch() + 1;
-    panels.launch(params);
-    if (std::string text = state_after(panels.gpu(), params.comm, epoch); !text.empty()) return text;
-    if (std::string wrong = panels.check(params, epoch); !wrong.empty())
-      return format("launch %llu: ", (unsigned long long)epoch) + wrong;
+    if (std::string text = run_launch(panels, panels.params(shape)); !text.empty()) return text;
   }
   return "";
 }

@@ -93,7 +93,8 @@ class ForwardLaunchOf : public RankGemmLaunch {
       : kernel_(kernel),
         num_ctas_(plan.plan.compute_ctas + plan.plan.copy_ctas + num_more_ctas),
         num_cluster_ctas_(plan.gemm.num_cluster_ctas()),
-        own_rows_(rows_count(call.m, comm.nranks, comm.rank)) {
+        own_rows_(rows_count(call.m, comm.nranks, comm.rank)),
+        is_swapped_(plan.gemm.is_swapped) {
     fill_gather(call, plan, comm, &params_);
     params_.tiles = tiles_of(call, plan);
     params_.num_split_ctas = plan.gemm.num_split_ctas;
@@ -115,7 +116,6 @@ class ForwardLaunchOf : public RankGemmLaunch {
     const RankComm& comm = params_.comm;
     std::byte* area = comm.memory[comm.rank] + comm.arena;
     const int64_t box_source = plan.merged ? call.m : ceil_div(call.m, comm.nranks);
-    is_swapped_ = plan.gemm.is_swapped;
     // Swapped tiles take all rows from where they are gathered.
     if (!(is_swapped_ ? fill_swapped_load(call, plan.gemm, area, area, &params_.load)
                       : fill_load(call, plan.gemm, own_rows_, box_source, area, &params_.load)))
@@ -146,7 +146,7 @@ class ForwardLaunchOf : public RankGemmLaunch {
   const int num_ctas_;
   const int num_cluster_ctas_;
   const int64_t own_rows_;
-  bool is_swapped_ = false;
+  const bool is_swapped_;
 
  protected:
   Params params_{};

@@ -14,7 +14,6 @@ namespace mk::gemm_reduce_scatter::swapped {
 constexpr int STORED_BARRIER = 4;
 
 // Of all consumer warps of the launch.
-template <class Config>
 __device__ __forceinline__ int consumer_warp() {
   return static_cast<int>(threadIdx.x) / 32 * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x);
 }
@@ -121,7 +120,7 @@ __device__ __forceinline__ void wait_units(const RankLaunch& launch, const Swapp
     bool waits = false;
     int source = 0, tile = 0;
     num_flags = 0;
-    for (int number = consumer_warp<Config>(); number < num_units; number += num_consumer_warps<Config>()) {
+    for (int number = consumer_warp(); number < num_units; number += num_consumer_warps<Config>()) {
       const MergedUnit unit = rows.unit(owner, number);
       const int first_row = unit.row_unit * MergedRows::UNIT_ROWS;
       const int row = rows.first_row(owner) + first_row;
@@ -237,11 +236,11 @@ __device__ __forceinline__ void finish_units(const RankLaunch& launch, const Swa
   // A unit's first chunks are on their way while the one before is finished.
   LaneUnit next{};
   PieceChunks chunks;
-  if (consumer_warp<Config>() < num_units) {
-    next = lane_unit(params, owner, consumer_warp<Config>());
+  if (consumer_warp() < num_units) {
+    next = lane_unit(params, owner, consumer_warp());
     chunks.load(launch, params, next, 0);
   }
-  for (int number = consumer_warp<Config>(); number < num_units; number += stride) {
+  for (int number = consumer_warp(); number < num_units; number += stride) {
     const Tracer tracer(params.comm.trace, TRACE_COMPUTE + threadIdx.x / 128);
     const uint64_t start = tracer.now();
     const LaneUnit unit = next;
@@ -269,13 +268,13 @@ __device__ __forceinline__ void finish_units(const RankLaunch& launch, const Swa
     }
     tracer.record(TraceKind::reduce, start, number);
   }
-  if (!two_shot || consumer_warp<Config>() >= num_units) return;
+  if (!two_shot || consumer_warp() >= num_units) return;
   __syncwarp();
   ptx::fence_acq_rel_sys();
   for (int peer = lane; peer < params.comm.nranks; peer += 32) {
     if (peer != params.comm.rank)
       launch.raise_flag_relaxed(
-          peer, params.first_gather_flag + owner * num_consumer_warps<Config>() + consumer_warp<Config>());
+          peer, params.first_gather_flag + owner * num_consumer_warps<Config>() + consumer_warp());
   }
 }
 
@@ -292,12 +291,12 @@ __device__ __forceinline__ void gather_units(const RankLaunch& launch, const Swa
   for (int step = 1; step < nranks; ++step) {
     const int owner = rank + step < nranks ? rank + step : rank + step - nranks;
     const int num_units = rows.num_units(owner);
-    if (consumer_warp<Config>() >= num_units) continue;
-    launch.wait_flag(params.first_gather_flag + owner * num_consumer_warps<Config>() + consumer_warp<Config>(),
-                     DeviceRole::gather, DeviceObject::reduced_tile, owner, consumer_warp<Config>());
+    if (consumer_warp() >= num_units) continue;
+    launch.wait_flag(params.first_gather_flag + owner * num_consumer_warps<Config>() + consumer_warp(),
+                     DeviceRole::gather, DeviceObject::reduced_tile, owner, consumer_warp());
     __syncwarp();
     if (is_written) continue;
-    for (int number = consumer_warp<Config>(); number < num_units; number += num_consumer_warps<Config>()) {
+    for (int number = consumer_warp(); number < num_units; number += num_consumer_warps<Config>()) {
       const MergedUnit unit = rows.unit(owner, number);
       const Tracer tracer(params.comm.trace, TRACE_COMPUTE + threadIdx.x / 128);
       const uint64_t start = tracer.now();
