@@ -168,9 +168,10 @@ for operator in gemm_reduce_scatter gemm_allreduce; do
   table "waves-${operator//_/-}" mk-perf "$operator" "${ranks[@]}" --mode both --check --iters 10 "${shapes[@]}"
 done
 # Some hundred rows, of two ranks, mostly no multiples of a tile's.
-shapes "" m={136,256,300,384,420,480,600},n={5120,8192,14336},k=8192
+shapes "" m={136,200,256,300,384,420,480,600,700},n={5120,8192,10240,14336,28672},k=8192
 table hundred-rows-allgather-gemm mk-perf allgather_gemm "${ranks[@]}" --check --iters 10 "${shapes[@]}"
-shapes "" m={136,200,256,300,350,420,480,600,700},n=8192,k={2048,4096,14336} m={200,300,600},n=4096,k=2048
+shapes "" m={136,200,256,300,350,420,480,600,700},n=8192,k={2048,4096,14336} \
+  m={136,200,256,300,350,420,480,600,700},n={5120,16384},k=4096 m={200,300,600},n=4096,k=2048
 for operator in gemm_reduce_scatter gemm_allreduce; do
   table "hundred-rows-${operator//_/-}" mk-perf "$operator" "${ranks[@]}" --check --iters 10 "${shapes[@]}"
 done

@@ -264,6 +264,7 @@ bool plan_clusters(const GemmCall& call, int num_sms, const GemmClusterLimits& l
       if (gemm_plan_fits_at_once(plan, num_sms, limits) && plan.num_ctas() >= LEAST_PART_OF_SMS * num_sms)
         consider(plan);
     }
+    consider(gemm_swapped_waves_plan(shape, RANK_SWAPPED_TILES, true, num_sms, limits));
   }
   if (!may_be(best)) return false;
   const GemmPlan other =

@@ -176,8 +176,8 @@ void choose_merged_tile(const GemmCall& call, int nranks, int num_sms, RankGemmP
   to.splits_rows = false;
 }
 
-// Products of some hundred rows in tiles of any multiple of eight of them, whoever owns these, all at once, in
-// clusters. Not of so few bytes that packets save more than the better tile.
+// Products of some hundred rows in tiles of any multiple of eight of them, whoever owns these, in clusters. Not
+// of so few bytes that packets save more than the better tile.
 void choose_swapped_tile(const GemmCall& call, int nranks, int num_sms, const GemmClusterLimits& limits,
                          RankGemmPlan& to) {
   constexpr int64_t FEW_ROWS = 128, MOST_ROWS = 1024;
@@ -185,7 +185,9 @@ void choose_swapped_tile(const GemmCall& call, int nranks, int num_sms, const Ge
   if (call.m <= FEW_ROWS || call.m > MOST_ROWS || call.n == 0 || element_bytes(call.comm_dtype) != 2) return;
   if (call.tuning.tile_m > 0 || call.tuning.tile_n > 0 || call.tuning.compute_ctas > 0) return;
   const GemmShape shape = common_shape(call);
-  const GemmPlan best = gemm_swapped_cluster_plan(shape, RANK_SWAPPED_TILES, 1, num_sms, limits);
+  GemmPlan best = gemm_swapped_cluster_plan(shape, RANK_SWAPPED_TILES, 1, num_sms, limits);
+  const GemmPlan waves = gemm_swapped_waves_plan(shape, RANK_SWAPPED_TILES, false, num_sms, limits);
+  if (waves.is_swapped && (!best.is_swapped || waves.predicted_us < best.predicted_us)) best = waves;
   const bool has_packets =
       to.is_tagged || (to.reduction != Reduction::scatter &&
                        exchanged_bytes(call, nranks, to.reduction) <= MAX_TAGGED_BYTES_OF_ALLREDUCE);
@@ -200,7 +202,8 @@ void choose_swapped_tile(const GemmCall& call, int nranks, int num_sms, const Ge
   to.splits_columns = false;
   to.merged_rows = {static_cast<int>(call.m), static_cast<int>(one_shot ? call.m : ceil_div(call.m, nranks)),
                     static_cast<int>(ceil_div(call.n, gemm_reduce_scatter::UNIT_COLUMNS))};
-  to.swapped_tiles = {static_cast<int>(ceil_div(call.m, best.cluster_columns())) * best.cluster.n,
+  to.swapped_tiles = {static_cast<int>(ceil_div(call.n, best.cluster_rows())) * best.cluster.m,
+                      static_cast<int>(ceil_div(call.m, best.cluster_columns())) * best.cluster.n,
                       gemm_plan_tile_columns(shape, best), best.block_m};
 }
 
@@ -280,17 +283,17 @@ Status plan_slots(const GemmCall& call, int nranks, int num_sms, RankGemmPlan& t
   return {};
 }
 
-// The same of swapped tiles, where each CTA has a flag and each warp one for what it has finished.
+// The same of swapped tiles, which have a flag each, as each warp has for what it has finished.
 Status plan_panels(const GemmCall& call, int nranks, RankGemmPlan& to) {
   constexpr int64_t MOST_WARPS = 8;  // of a CTA, that finish sums
   const gemm_reduce_scatter::PartialPanels panels = {to.merged_rows.max_rows};
   to.slot_bytes = panels.bytes(to.merged_rows.num_column_units);
   to.is_direct = true;
-  to.num_partial_flags = int64_t{nranks} * to.gemm.num_ctas();
-  const int64_t flags = to.num_partial_flags * (1 + MOST_WARPS);
+  to.num_partial_flags = int64_t{nranks} * to.swapped_tiles.size();
+  const int64_t flags = to.num_partial_flags + nranks * to.gemm.num_ctas() * MOST_WARPS;
   if (flags > kFlagsPerBank) return too_many_flags(call, flags);
   to.plan.chunk_rows = to.swapped_tiles.tile_rows;
-  to.plan.num_chunks = to.gemm.num_ctas();
+  to.plan.num_chunks = to.swapped_tiles.size();
   to.plan.chunk_bytes = int64_t{to.swapped_tiles.tile_rows} * to.gemm.block_m * element_bytes(call.comm_dtype);
   return {};
 }

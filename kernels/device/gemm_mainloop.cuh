@@ -98,6 +98,13 @@ __device__ void mainloop_init(MainloopStorage<Config>& smem) {
   ptx::fence_mbarrier_init_release_cluster();
 }
 
+// All threads of the cluster are there. What they wrote is not ordered by it, but for barriers initialised
+// before (mainloop_init): a release would be a barrier of all memory, a microsecond.
+__device__ __forceinline__ void cluster_meet() {
+  ptx::barrier_cluster_arrive_relaxed();
+  ptx::barrier_cluster_wait_acquire();
+}
+
 // The hook of a product whose A is there before the launch.
 struct AIsReady {
   __device__ __forceinline__ void operator()(int /*k_step*/) const {}
@@ -222,15 +229,15 @@ __device__ __forceinline__ void await_sharing_ctas(MainloopStorage<Config>& smem
 
 // One of a tile's operands, of which `tile_columns` columns of B are the tile's own, where A is there before
 // the launch and two threads of different warps load one each: in small tiles a k-step is as long as it takes
-// one thread to ask for both.
+// one thread to ask for both. The one that loads B calls await_sharing_ctas() after its last tile.
 template <class Config, bool IS_A>
-__device__ __forceinline__ void load_operand(MainloopStorage<Config>& smem, const LoadParams& params,
+__device__ __forceinline__ void load_operand(MainloopStorage<Config>& smem,
+                                             StageCursor<Config::NUM_STAGES>& cursor, const LoadParams& params,
                                              const RowsOfA& rows, int tile_columns, const TileWork& work) {
   const int n = work.n_tile * tile_columns;
   const StageBoxes a_boxes = a_stage_boxes<Config>(params, rows.left);
   const StageBoxes b_boxes = b_stage_boxes<Config>(params, n, tile_columns);
   const uint32_t bytes = a_boxes.bytes() + b_boxes.bytes();
-  StageCursor<Config::NUM_STAGES> cursor;
   for (int k_step = work.k_begin; k_step < work.k_end; ++k_step) {
     mbarrier_wait(&smem.stage_empty[cursor.stage], cursor.phase ^ 1);
     if constexpr (IS_A) {
@@ -242,6 +249,14 @@ __device__ __forceinline__ void load_operand(MainloopStorage<Config>& smem, cons
     }
     cursor.advance();
   }
+}
+
+// The same of a CTA that has one tile.
+template <class Config, bool IS_A>
+__device__ __forceinline__ void load_operand(MainloopStorage<Config>& smem, const LoadParams& params,
+                                             const RowsOfA& rows, int tile_columns, const TileWork& work) {
+  StageCursor<Config::NUM_STAGES> cursor;
+  load_operand<Config, IS_A>(smem, cursor, params, rows, tile_columns, work);
   if constexpr (!IS_A) await_sharing_ctas<Config>(smem, cursor);
 }
 

@@ -15,13 +15,6 @@
 
 namespace mk {
 
-// All threads of the cluster are there. What they wrote is not ordered by it, but for barriers initialised
-// before (mainloop_init): a release would be a barrier of all memory, a microsecond.
-__device__ __forceinline__ void cluster_meet() {
-  ptx::barrier_cluster_arrive_relaxed();
-  ptx::barrier_cluster_wait_acquire();
-}
-
 // A tile is shared out in chunks of columns of 16 rows, a slab. A chunk's partial sums come to its CTA: of each
 // source, of each 64 rows, register quadruple i of thread t at i * 128 + t.
 template <class Config>

@@ -31,23 +31,34 @@ __device__ __forceinline__ void add_c_columns(float (&accumulators)[NUM_ACCUMULA
   }
 }
 
-// Eight rows of 16 columns at a time: a lane has two neighbouring rows of a column and turns them, 16-bit, into
-// two columns of a row, and with its neighbour's into four.
+// Of eight rows of 16 columns a lane has, in `d`, two neighbouring rows of a column and of the one eight
+// further, and turns them, 16-bit, into two columns of a row, and with its neighbour's into four: row lane / 4
+// from turned_column() on.
+template <class Out>
+__device__ __forceinline__ uint2 turned(const float* d) {
+  const bool is_odd = threadIdx.x % 2 != 0;
+  const uint32_t low = ptx::movmatrix_trans(pack_pair<Out>(d[0], d[1]));
+  const uint32_t high = ptx::movmatrix_trans(pack_pair<Out>(d[2], d[3]));
+  const uint32_t other = __shfl_xor_sync(~0u, is_odd ? low : high, 1);
+  return is_odd ? make_uint2(other, high) : make_uint2(low, other);
+}
+
+__device__ __forceinline__ int turned_column() {
+  const int lane = threadIdx.x % 32;
+  return lane % 2 != 0 ? 8 + (lane % 4 - 1) * 2 : lane % 4 * 2;
+}
+
+// Eight rows of 16 columns at a time.
 template <class Out, int NUM_ACCUMULATORS>
 __device__ __forceinline__ void store_columns_16_bit(const float (&d)[NUM_ACCUMULATORS],
                                                      const EpilogueParams& params, int m, int m_end, int n) {
-  const int lane = threadIdx.x % 32;
-  const bool is_odd = lane % 2 != 0;
-  const int row = m + lane / 4;
-  const int column = n + (is_odd ? 8 + (lane % 4 - 1) * 2 : lane % 4 * 2);
+  const int row = m + static_cast<int>(threadIdx.x) % 32 / 4;
+  const int column = n + turned_column();
   Out* destination = static_cast<Out*>(params.c) + row * params.ldc + column;
   const bool is_whole = params.rows_aligned && n + 16 <= params.n;
 #pragma unroll
   for (int i = 0; i < NUM_ACCUMULATORS / 4; ++i) {
-    const uint32_t low = ptx::movmatrix_trans(pack_pair<Out>(d[4 * i], d[4 * i + 1]));
-    const uint32_t high = ptx::movmatrix_trans(pack_pair<Out>(d[4 * i + 2], d[4 * i + 3]));
-    const uint32_t other = __shfl_xor_sync(~0u, is_odd ? low : high, 1);
-    const uint2 four = is_odd ? make_uint2(other, high) : make_uint2(low, other);
+    const uint2 four = turned<Out>(d + 4 * i);
     const bool has_row = row + 8 * i < m_end;
     Out* const to = destination + 8 * i * params.ldc;
     if (has_row && is_whole) *reinterpret_cast<uint2*>(to) = four;

@@ -7,7 +7,6 @@
 #include <climits>
 
 #include "kernels/gemm/gemm_kernel.cuh"
-#include "kernels/gemm/gemm_swapped_kernel.cuh"
 #include "kernels/gemm/load_maps.h"
 #include "kernels/gemm/tensor_map.h"
 
@@ -27,14 +26,10 @@ const GemmPairKernelTable& pair_kernels_of(GemmType in_type) {
   return in_type == GemmType::bf16 ? gemm_pair_kernels_bf16() : gemm_pair_kernels_fp16();
 }
 
-const GemmSwappedClusterKernelTable& swapped_cluster_kernels_of(GemmType in_type, bool b_transposed) {
+const GemmSwappedKernelTable& swapped_kernels_of(GemmType in_type, bool b_transposed) {
   if (in_type == GemmType::bf16)
-    return b_transposed ? gemm_swapped_cluster_kernels_bf16_nk() : gemm_swapped_cluster_kernels_bf16_kn();
-  return b_transposed ? gemm_swapped_cluster_kernels_fp16_nk() : gemm_swapped_cluster_kernels_fp16_kn();
-}
-
-const GemmSwappedKernelTable& swapped_kernels_of(GemmType in_type) {
-  return in_type == GemmType::bf16 ? gemm_swapped_kernels_bf16() : gemm_swapped_kernels_fp16();
+    return b_transposed ? gemm_swapped_kernels_bf16_nk() : gemm_swapped_kernels_bf16_kn();
+  return b_transposed ? gemm_swapped_kernels_fp16_nk() : gemm_swapped_kernels_fp16_kn();
 }
 
 // Of the kernels that have tables of their own.
@@ -49,24 +44,22 @@ const GemmKernelEntry* find_special_kernel(const Table& table, const GemmTile (&
   return nullptr;
 }
 
-const GemmKernelEntry* find_swapped_cluster_kernel(const GemmShape& shape, const GemmPlan& plan) {
+const GemmKernelEntry* find_swapped_kernel(const GemmShape& shape, const GemmPlan& plan) {
   if (shape.a_transposed) return nullptr;
-  for (int tile = 0; tile < NUM_GEMM_SWAPPED_CLUSTER_TILES; ++tile) {
-    const GemmSwappedTile& of_kernel = GEMM_SWAPPED_CLUSTER_TILES[tile];
-    if (of_kernel.block_m == plan.block_m && of_kernel.block_n == plan.block_n &&
-        of_kernel.cluster == plan.cluster)
-      return &swapped_cluster_kernels_of(shape.in_type, shape.b_transposed).entries[tile];
+  for (int i = 0; i < NUM_GEMM_SWAPPED_TILES; ++i) {
+    const GemmSwappedTile& tile = GEMM_SWAPPED_TILES[i];
+    if (tile.block_m != plan.block_m || tile.block_n != plan.block_n || tile.cluster != plan.cluster) continue;
+    if (!gemm_swapped_tile_walks(tile) && plan.num_workers < gemm_plan_num_tiles(shape, plan)) return nullptr;
+    return &swapped_kernels_of(shape.in_type, shape.b_transposed).entries[i];
   }
   return nullptr;
 }
 
 const GemmKernelEntry* find_kernel(const GemmShape& shape, const GemmPlan& plan, bool traced) {
   if (shape.in_type == GemmType::fp32 || (shape.a_transposed && shape.b_transposed)) return nullptr;
-  if (plan.is_swapped && plan.num_cluster_ctas() > 1) return find_swapped_cluster_kernel(shape, plan);
+  if (plan.is_swapped) return find_swapped_kernel(shape, plan);
   if (plan.in_clusters())
     return find_special_kernel(pair_kernels_of(shape.in_type), GEMM_PAIR_TILES, shape, plan);
-  if (plan.is_swapped)
-    return find_special_kernel(swapped_kernels_of(shape.in_type), GEMM_SWAPPED_TILES, shape, plan);
   if (plan.num_split_ctas > 1)
     return find_special_kernel(split_kernels_of(shape.in_type), GEMM_SPLIT_TILES, shape, plan);
   const GemmLayout layout = shape.a_transposed ? GEMM_A_TRANSPOSED_KN : shape.b_transposed ? GEMM_NK : GEMM_KN;
@@ -181,9 +174,8 @@ cudaError_t gemm_prepare() {
     if (error == cudaSuccess) error = prepare(kernels_of(type, true));
     if (error == cudaSuccess) error = prepare(split_kernels_of(type));
     if (error == cudaSuccess) error = prepare(pair_kernels_of(type));
-    if (error == cudaSuccess) error = prepare(swapped_kernels_of(type));
-    if (error == cudaSuccess) error = prepare(swapped_cluster_kernels_of(type, false));
-    if (error == cudaSuccess) error = prepare(swapped_cluster_kernels_of(type, true));
+    if (error == cudaSuccess) error = prepare(swapped_kernels_of(type, false));
+    if (error == cudaSuccess) error = prepare(swapped_kernels_of(type, true));
   }
   return error;
 }

@@ -57,8 +57,8 @@ struct GemmSplitKernelTable {
 struct GemmPairKernelTable {
   GemmKernelEntry entries[NUM_GEMM_PAIR_TILES][2];  // KN, NK
 };
-struct GemmSwappedClusterKernelTable {
-  GemmKernelEntry entries[NUM_GEMM_SWAPPED_CLUSTER_TILES];  // of one layout
+struct GemmSwappedKernelTable {
+  GemmKernelEntry entries[NUM_GEMM_SWAPPED_TILES];  // of one layout
 };
 // One translation unit an input type, so that they compile in parallel. Those that record a trace are kernels
 // of their own: the spans' code in the consumers changes how the others' registers are dealt out.
@@ -70,10 +70,10 @@ const GemmSplitKernelTable& gemm_split_kernels_bf16();
 const GemmSplitKernelTable& gemm_split_kernels_fp16();
 const GemmPairKernelTable& gemm_pair_kernels_bf16();
 const GemmPairKernelTable& gemm_pair_kernels_fp16();
-const GemmSwappedClusterKernelTable& gemm_swapped_cluster_kernels_bf16_kn();
-const GemmSwappedClusterKernelTable& gemm_swapped_cluster_kernels_bf16_nk();
-const GemmSwappedClusterKernelTable& gemm_swapped_cluster_kernels_fp16_kn();
-const GemmSwappedClusterKernelTable& gemm_swapped_cluster_kernels_fp16_nk();
+const GemmSwappedKernelTable& gemm_swapped_kernels_bf16_kn();
+const GemmSwappedKernelTable& gemm_swapped_kernels_bf16_nk();
+const GemmSwappedKernelTable& gemm_swapped_kernels_fp16_kn();
+const GemmSwappedKernelTable& gemm_swapped_kernels_fp16_nk();
 
 template <bool TRACED>
 __device__ __forceinline__ TraceBuffer* trace_of(const GemmParams& params) {

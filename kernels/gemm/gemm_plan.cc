@@ -28,6 +28,7 @@ constexpr double STREAMK_STEP_FACTOR = 1.04;
 // because neighbours are at different k.
 constexpr double EXCHANGE_CYCLES = 8000;
 constexpr double EXCHANGE_CYCLES_LARGE = 14000;
+constexpr double EXCHANGE_CYCLES_OF_CLUSTERS = 10000;
 constexpr double EXCHANGE_BYTES_PER_CYCLE = 30;
 constexpr double LAUNCH_US = 3;
 // Of few rows, in one wave.
@@ -43,12 +44,15 @@ constexpr double SPLIT_EXCHANGE_BYTES_PER_US = 68e3;
 constexpr int64_t MIN_SPLIT_STEPS = 4;  // of a CTA
 constexpr double CLUSTER_EFFICIENCY = 0.88;
 constexpr double CLUSTER_EFFICIENCY_SHARING_A = 0.92;
+constexpr double CLUSTER_EFFICIENCY_OF_256_ROWS = 0.9;  // with nearly all SMs, which then power limits
 constexpr double CLUSTER_EFFICIENCY_OF_FOUR = 1;
 // What an SM asks for, and what arrives there, with as many CTAs under way.
 constexpr double CLUSTER_LOAD_BYTES_PER_CYCLE = 48;
 constexpr double CLUSTER_ARRIVING_BYTES_PER_CYCLE = 80;
 constexpr double CLUSTER_CTAS = 120;
 constexpr double FEW_CLUSTER_CTAS = 90;  // that have not much more each
+constexpr int CTAS_WITHOUT_POWER_LIMIT = 100;
+constexpr double EFFICIENCY_OF_256_AND_SOME_ROWS = 0.9;
 constexpr double PAIR_START_US = 0.8;
 constexpr double PAIR_SPLIT_US = 1.5;
 constexpr double SWAPPED_START_US = 0.3;
@@ -68,16 +72,30 @@ double load_cycles_of_last_pair(const GemmShape& shape, const GemmPlan& plan) {
   return CYCLES_OF_ROW * static_cast<double>(of_second) + CYCLES_OF_ROW_OUTSIDE * static_cast<double>(outside);
 }
 
+bool is_one_wave(const GemmShape& shape, const GemmPlan& plan) {
+  return plan.num_streamk_tiles == 0 && plan.num_workers == gemm_plan_num_tiles(shape, plan);
+}
+
+// With more rows yet, no plan was measured against the others.
+constexpr int SOME_ROWS_OF_CUT_TILES = 1024;
+
 // Cycles that one k-step of a tile takes on its SM.
 double step_cycles(const GemmShape& shape, const GemmPlan& plan, double efficiency_of_64, int64_t a_rows) {
-  const double efficiency = plan.cluster.n == 2                          ? CLUSTER_EFFICIENCY_SHARING_A
-                            : plan.cluster.m == 4 && plan.block_m == 128 ? CLUSTER_EFFICIENCY_OF_FOUR
-                            : plan.in_clusters()                         ? CLUSTER_EFFICIENCY
-                            : plan.block_m == 64                         ? efficiency_of_64
-                            : plan.ping_pong                             ? 0.94
-                            : plan.block_n == 256 || plan.block_m == 256 ? 0.98
-                            : plan.block_n == 224                        ? 0.96
-                                                                         : 0.9;
+  const bool is_wave_of_four = plan.cluster.m == 4 && plan.block_m == 128 && is_one_wave(shape, plan);
+  const bool has_most_sms = plan.num_ctas() > CTAS_WITHOUT_POWER_LIMIT;
+  const bool has_some_rows = shape.m <= SOME_ROWS_OF_CUT_TILES;
+  const double of_256_rows = has_some_rows ? EFFICIENCY_OF_256_AND_SOME_ROWS : 0.98;
+  const double sharing_a =
+      plan.block_m == 256 && has_most_sms ? CLUSTER_EFFICIENCY_OF_256_ROWS : CLUSTER_EFFICIENCY_SHARING_A;
+  const double efficiency = plan.cluster.n == 2   ? sharing_a
+                            : is_wave_of_four     ? CLUSTER_EFFICIENCY_OF_FOUR
+                            : plan.in_clusters()  ? CLUSTER_EFFICIENCY
+                            : plan.block_m == 64  ? efficiency_of_64
+                            : plan.ping_pong      ? 0.94
+                            : plan.block_m == 256 ? of_256_rows
+                            : plan.block_n == 256 ? 0.98
+                            : plan.block_n == 224 ? 0.96
+                                                  : 0.9;
   const double multiply = plan.block_m * plan.block_n * GEMM_BLOCK_K / 2048.0 / efficiency;
   const int64_t columns =
       (shape.b_transposed ? plan.block_n : ceil_divide(plan.block_n, 64) * 64) / plan.cluster.m;
@@ -104,8 +122,6 @@ constexpr int FEW_ROWS_OF_CUT_TILES = 256;
 // Up to as many a row of tiles is enough.
 constexpr int FEW_ROWS_OF_SWAPPED = 128;
 constexpr int FEW_ROWS_OF_SWAPPED_KN = 64;
-// With more rows yet, no plan was measured against the others.
-constexpr int SOME_ROWS_OF_CUT_TILES = 1024;
 constexpr double KEPT_L2_BYTES = 20e6;
 
 // Tiles of the same columns of B that are cut are not at the same k at the same time, and each reads its own.
@@ -153,7 +169,9 @@ double predict_us(const GemmShape& shape, const GemmPlan& plan, double more_byte
     const double pieces = std::max(1.0, double(plan.num_workers) / plan.num_streamk_tiles);
     const double rows = std::min<double>(plan.block_m, shape.m);
     cycles += steps * step * STREAMK_STEP_FACTOR + epilogue;
-    exchange_cycles = (plan.block_m == 64 ? EXCHANGE_CYCLES : EXCHANGE_CYCLES_LARGE) +
+    exchange_cycles = (plan.in_clusters()   ? EXCHANGE_CYCLES_OF_CLUSTERS
+                       : plan.block_m == 64 ? EXCHANGE_CYCLES
+                                            : EXCHANGE_CYCLES_LARGE) +
                       (1 + pieces) * rows * plan.block_n * 4.0 / EXCHANGE_BYTES_PER_CYCLE;
   }
   return LAUNCH_US + overlapped_us(cycles / CLOCK_MHZ, memory_us(shape, plan, more_bytes)) +
@@ -164,10 +182,6 @@ double predict_us(const GemmShape& shape, const GemmPlan& plan, double more_byte
 bool can_be_split(const GemmShape& shape, const GemmPlan& plan) {
   return plan.num_split_ctas == 1 || (plan.block_n % SPLIT_CHUNK_COLUMNS == 0 &&
                                       shape.k >= plan.num_split_ctas * MIN_SPLIT_STEPS * GEMM_BLOCK_K);
-}
-
-bool is_one_wave(const GemmShape& shape, const GemmPlan& plan) {
-  return plan.num_streamk_tiles == 0 && plan.num_workers == gemm_plan_num_tiles(shape, plan);
 }
 
 // A product of a tile a CTA or a cluster, with few rows or in pairs.
@@ -205,15 +219,34 @@ GemmPlan one_wave_plan_with(const GemmShape& shape, int block_m, int block_n, in
   return plan;
 }
 
+// Tiles among workers: whole ones in turn, and those that are cut along k in equal parts.
+void deal_out(const GemmShape& shape, int most_workers, int num_streamk_tiles, GemmPlan* plan) {
+  const int64_t tiles = gemm_plan_num_tiles(shape, *plan);
+  const int64_t k_steps = ceil_divide(shape.k, GEMM_BLOCK_K);
+  const int64_t max_workers = std::max(1, most_workers);
+  // What is cut is counted in 31 bits (TileSchedule).
+  const int64_t cut_tiles = std::clamp<int64_t>(num_streamk_tiles, 0, tiles);
+  const bool can_cut = k_steps > 0 && cut_tiles * std::max(k_steps, max_workers) <= INT_MAX;
+  plan->num_streamk_tiles = can_cut ? static_cast<int>(cut_tiles) : 0;
+  plan->num_workers = static_cast<int>(
+      std::clamp<int64_t>(plan->num_streamk_tiles > 0 ? tiles * k_steps : tiles, 1, max_workers));
+  // About 2,048 rows: with 132 tiles of 128 x 256 in flight the block is then nearly square.
+  plan->group_m = std::max(1, 2048 / plan->cluster_rows());
+  if (plan->num_streamk_tiles == 0) return;
+  // Every worker needs a k-step of the cut tiles, or its peers would wait for a partial sum that never comes.
+  plan->num_workers = static_cast<int>(std::min<int64_t>(plan->num_workers, plan->num_streamk_tiles * k_steps));
+  plan->workspace_bytes = PartialsLayout(plan->num_ctas(), plan->block_m, plan->block_n).num_bytes;
+}
+
 }  // namespace
 
 int64_t gemm_plan_num_tiles(const GemmShape& shape, const GemmPlan& plan) {
   const GemmShape tiled = plan.is_swapped ? swapped(shape) : shape;
-  return ceil_divide(tiled.m, plan.block_m) * ceil_divide(tiled.n, plan.block_n);
+  return ceil_divide(tiled.m, plan.cluster_rows()) * ceil_divide(tiled.n, plan.cluster_columns());
 }
 
 int gemm_plan_tile_columns(const GemmShape& shape, const GemmPlan& plan) {
-  if (!plan.is_swapped || plan.num_cluster_ctas() == 1) return plan.block_n;
+  if (!plan.is_swapped) return plan.block_n;
   return even_columns(static_cast<int>(shape.m),
                       static_cast<int>(ceil_divide(shape.m, plan.cluster_columns())) * plan.cluster.n);
 }
@@ -252,6 +285,8 @@ size_t gemm_max_workspace_bytes(int num_sms) {
   size_t most = 0;
   for (const GemmTile& tile : GEMM_TILES)
     most = std::max(most, PartialsLayout(num_sms, tile.block_m, tile.block_n).num_bytes);
+  for (const GemmSwappedTile& tile : GEMM_SWAPPED_TILES)
+    most = std::max(most, PartialsLayout(num_sms, tile.block_m, tile.block_n).num_bytes);
   return most;
 }
 
@@ -260,23 +295,10 @@ GemmPlan gemm_plan_with(const GemmShape& shape, int num_sms, GemmTile tile, int 
   plan.block_m = tile.block_m;
   plan.block_n = tile.block_n;
   plan.ping_pong = tile.ping_pong;
-  const int64_t tiles = gemm_plan_num_tiles(shape, plan);
-  const int64_t k_steps = ceil_divide(shape.k, GEMM_BLOCK_K);
-  const int64_t max_workers = std::max(1, num_sms);
-  // What is cut is counted in 31 bits (TileSchedule).
-  const int64_t cut_tiles = std::clamp<int64_t>(num_streamk_tiles, 0, tiles);
-  const bool can_cut = k_steps > 0 && cut_tiles * std::max(k_steps, max_workers) <= INT_MAX;
-  plan.num_streamk_tiles = can_cut ? static_cast<int>(cut_tiles) : 0;
-  plan.num_workers = static_cast<int>(
-      std::clamp<int64_t>(plan.num_streamk_tiles > 0 ? tiles * k_steps : tiles, 1, max_workers));
-  if (plan.num_streamk_tiles > 0) {
-    // Every worker needs a k-step of the cut tiles, or its peers would wait for a partial sum that never comes.
-    plan.num_workers = static_cast<int>(std::min<int64_t>(plan.num_workers, plan.num_streamk_tiles * k_steps));
-    plan.workspace_bytes = PartialsLayout(plan.num_ctas(), plan.block_m, plan.block_n).num_bytes;
-  }
+  deal_out(shape, num_sms, num_streamk_tiles, &plan);
   TileSchedule schedule = {static_cast<int>(ceil_divide(shape.m, plan.block_m)),
                            static_cast<int>(ceil_divide(shape.n, plan.block_n)),
-                           static_cast<int>(k_steps),
+                           static_cast<int>(ceil_divide(shape.k, GEMM_BLOCK_K)),
                            plan.num_workers,
                            plan.num_streamk_tiles,
                            1};
@@ -285,14 +307,19 @@ GemmPlan gemm_plan_with(const GemmShape& shape, int num_sms, GemmTile tile, int 
     const PartialsLayout layout(plan.num_ctas(), plan.block_m, plan.block_n);
     plan.workspace_bytes = std::max(plan.workspace_bytes, layout.flags_bytes);
   }
-  // About 2,048 rows: with 132 tiles of 128 x 256 in flight the block is then nearly square.
-  plan.group_m = std::max(1, 2048 / plan.block_m);
   plan.predicted_us = predict_us(shape, plan, 0);
   return plan;
 }
 
-GemmPlan gemm_swapped_plan_with(const GemmShape& shape, int num_sms, GemmTile tile, int num_streamk_tiles) {
-  GemmPlan plan = gemm_plan_with(swapped(shape), num_sms, tile, num_streamk_tiles);
+GemmPlan gemm_swapped_plan_with(const GemmShape& shape, int most_workers, GemmSwappedTile tile,
+                                int num_streamk_tiles) {
+  const GemmShape tiled = swapped(shape);
+  GemmPlan plan;
+  plan.block_m = tile.block_m;
+  plan.block_n = tile.block_n;
+  plan.cluster = tile.cluster;
+  deal_out(tiled, most_workers, num_streamk_tiles, &plan);
+  plan.predicted_us = predict_us(tiled, plan, 0);
   plan.is_swapped = true;
   return plan;
 }
@@ -307,8 +334,8 @@ GemmPlan gemm_pair_plan_with(const GemmShape& shape, GemmTile tile, int num_spli
 
 bool gemm_swapped_tile_can_have(GemmSwappedTile tile, int num_split_ctas) {
   const int num_ctas = num_split_ctas * tile.cluster.m * tile.cluster.n;
-  const bool can_split = tile.block_m <= 128 && tile.block_n % SPLIT_CHUNK_COLUMNS == 0;
-  return num_ctas > 1 && num_ctas <= MAX_CLUSTER_CTAS && (num_split_ctas == 1 || can_split);
+  return num_ctas > 1 && num_ctas <= MAX_CLUSTER_CTAS &&
+         (num_split_ctas == 1 || gemm_swapped_tile_splits(tile));
 }
 
 GemmPlan gemm_swapped_cluster_plan_with(const GemmShape& shape, GemmSwappedTile tile, int num_split_ctas) {
@@ -332,6 +359,30 @@ GemmPlan gemm_swapped_cluster_plan(const GemmShape& shape, std::span<const GemmS
       if (!gemm_plan_fits_at_once(plan, num_sms, limits) || !can_be_split(shape, plan)) continue;
       if (!best.is_swapped || plan.predicted_us < best.predicted_us) best = plan;
     }
+  }
+  return best;
+}
+
+GemmPlan gemm_swapped_waves_plan(const GemmShape& shape, std::span<const GemmSwappedTile> tiles, bool cuts,
+                                 int num_sms, const GemmClusterLimits& limits) {
+  GemmPlan best;
+  if (shape.a_transposed || shape.m == 0 || shape.n == 0) return best;
+  const auto consider = [&](const GemmPlan& plan) {
+    if (!best.is_swapped || plan.predicted_us < best.predicted_us) best = plan;
+  };
+  for (const GemmSwappedTile& tile : tiles) {
+    const int num_ctas = tile.cluster.m * tile.cluster.n;
+    if (num_ctas == 1 || !gemm_swapped_tile_walks(tile)) continue;
+    const int most_clusters = std::min(limits.at_a_time[num_ctas], num_sms / num_ctas);
+    if (most_clusters == 0) continue;
+    const GemmPlan whole = gemm_swapped_plan_with(shape, most_clusters, tile, -1);
+    const int64_t num_tiles = gemm_plan_num_tiles(shape, whole);
+    if (num_tiles <= most_clusters) continue;
+    consider(whole);
+    const int64_t rest = num_tiles % most_clusters;
+    if (rest == 0 || !cuts) continue;
+    for (const int64_t streamk : {rest, rest + most_clusters})
+      consider(gemm_swapped_plan_with(shape, most_clusters, tile, static_cast<int>(streamk)));
   }
   return best;
 }
@@ -391,10 +442,12 @@ GemmPlan gemm_plan(const GemmShape& shape, int num_sms, const GemmClusterLimits&
   // Cut ones were slower than the model has them.
   const int few_rows = shape.b_transposed ? FEW_ROWS_OF_SWAPPED : FEW_ROWS_OF_SWAPPED_KN;
   if (shape.m > few_rows && shape.m <= SOME_ROWS_OF_CUT_TILES && !shape.a_transposed) {
-    for (const GemmTile& tile : GEMM_SWAPPED_TILES) consider(gemm_swapped_plan_with(shape, num_sms, tile, -1));
+    consider(gemm_swapped_plan_with(shape, num_sms, {256, 160, {1, 1}}, -1));
     const GemmPlan clusters =
-        gemm_swapped_cluster_plan(shape, GEMM_SWAPPED_CLUSTER_TILES, MAX_SPLIT_CTAS, num_sms, limits);
+        gemm_swapped_cluster_plan(shape, GEMM_SWAPPED_TILES, MAX_SPLIT_CTAS, num_sms, limits);
     if (clusters.is_swapped) consider(clusters);
+    const GemmPlan waves = gemm_swapped_waves_plan(shape, GEMM_SWAPPED_TILES, true, num_sms, limits);
+    if (waves.is_swapped) consider(waves);
   }
   const GemmPlan split = gemm_split_plan(shape, num_sms, limits);
   if (split.num_split_ctas > 1) consider(split);

@@ -62,26 +62,33 @@ constexpr int MAX_SPLIT_CTAS = 4;
 constexpr GemmTile GEMM_PAIR_TILES[] = {
     {128, 160, false}, {128, 128, false}, {128, 96, false}, {128, 80, false}};
 constexpr int NUM_GEMM_PAIR_TILES = sizeof(GEMM_PAIR_TILES) / sizeof(GEMM_PAIR_TILES[0]);
-// And of those whose operands are in each other's place: of B's columns, and of A's rows.
-constexpr GemmTile GEMM_SWAPPED_TILES[] = {{256, 160, false}};
-constexpr int NUM_GEMM_SWAPPED_TILES = sizeof(GEMM_SWAPPED_TILES) / sizeof(GEMM_SWAPPED_TILES[0]);
-// The same of those whose clusters split the inner dimension, or whose CTAs share what they load.
+// And of those whose operands are in each other's place, of B's columns, and of A's rows; their clusters split
+// the inner dimension, or their CTAs share what they load.
 struct GemmSwappedTile {
   int block_m;
   int block_n;
   GemmCluster cluster;
 };
-constexpr GemmSwappedTile GEMM_SWAPPED_CLUSTER_TILES[] = {
-    {128, 128, {1, 1}}, {128, 160, {1, 1}}, {128, 72, {1, 2}},  {128, 80, {1, 2}},  {128, 96, {1, 2}},
-    {128, 104, {1, 2}}, {128, 112, {1, 2}}, {128, 120, {1, 2}}, {128, 128, {1, 2}}, {128, 144, {1, 2}},
-    {128, 152, {1, 2}}, {128, 160, {1, 2}}, {128, 176, {1, 2}}, {128, 192, {1, 2}}, {128, 216, {1, 2}},
-    {128, 240, {1, 2}}, {256, 152, {1, 2}}, {256, 176, {1, 2}}, {64, 104, {4, 1}},  {64, 120, {4, 1}},
-    {64, 128, {4, 1}},  {64, 144, {4, 1}},  {64, 168, {4, 1}},  {128, 136, {4, 1}}, {128, 160, {4, 1}}};
-constexpr int NUM_GEMM_SWAPPED_CLUSTER_TILES =
-    sizeof(GEMM_SWAPPED_CLUSTER_TILES) / sizeof(GEMM_SWAPPED_CLUSTER_TILES[0]);
+constexpr GemmSwappedTile GEMM_SWAPPED_TILES[] = {
+    {128, 160, {1, 1}}, {128, 72, {1, 2}},  {128, 80, {1, 2}},  {128, 96, {1, 2}},  {128, 104, {1, 2}},
+    {128, 112, {1, 2}}, {128, 128, {1, 2}}, {128, 144, {1, 2}}, {128, 152, {1, 2}}, {128, 160, {1, 2}},
+    {128, 176, {1, 2}}, {128, 192, {1, 2}}, {128, 216, {1, 2}}, {128, 240, {1, 2}}, {256, 104, {1, 2}},
+    {256, 152, {1, 2}}, {256, 176, {1, 2}}, {64, 104, {4, 1}},  {64, 120, {4, 1}},  {64, 128, {4, 1}},
+    {64, 144, {4, 1}},  {64, 168, {4, 1}},  {128, 104, {4, 1}}, {128, 136, {4, 1}}, {128, 160, {4, 1}},
+    {128, 208, {4, 1}}, {256, 160, {1, 1}}};
+constexpr int NUM_GEMM_SWAPPED_TILES = sizeof(GEMM_SWAPPED_TILES) / sizeof(GEMM_SWAPPED_TILES[0]);
 constexpr int MAX_CLUSTER_CTAS = 4;
 constexpr int SPLIT_CHUNK_COLUMNS = 32;  // of a tile that is split, what a CTA adds up at a time
 constexpr int GEMM_BLOCK_K = 64;
+
+// Of a swapped tile: can the CTAs of a cluster share its inner dimension? Otherwise its kernel walks: a cluster
+// may have several of them, whole or cut along k as others are.
+constexpr bool gemm_swapped_tile_splits(const GemmSwappedTile& tile) {
+  return tile.block_m <= 128 && tile.block_n % SPLIT_CHUNK_COLUMNS == 0;
+}
+constexpr bool gemm_swapped_tile_walks(const GemmSwappedTile& tile) {
+  return tile.block_m > 64 && !gemm_swapped_tile_splits(tile);
+}
 
 // How many clusters of so many CTAs, each with an SM to itself, run at a time: which SMs lie together may
 // differ from chip to chip.
@@ -108,21 +115,27 @@ GemmPlan gemm_pair_plan(const GemmShape& shape, int num_sms, const GemmClusterLi
 
 // The product as a swapped plan has it: m is n, and n is m.
 GemmShape swapped(const GemmShape& shape);
-// The plan with a given tile of GEMM_SWAPPED_TILES; not for a transposed A.
-GemmPlan gemm_swapped_plan_with(const GemmShape& shape, int num_sms, GemmTile tile, int num_streamk_tiles);
+// The plan with a tile that walks, among up to so many CTAs or clusters; not for a transposed A.
+GemmPlan gemm_swapped_plan_with(const GemmShape& shape, int most_workers, GemmSwappedTile tile,
+                                int num_streamk_tiles);
 // Whether there is a cluster of such tiles with so many CTAs to a tile.
 bool gemm_swapped_tile_can_have(GemmSwappedTile tile, int num_split_ctas);
-// The plan with one of GEMM_SWAPPED_CLUSTER_TILES, all tiles at once.
+// The plan with one of GEMM_SWAPPED_TILES, all tiles at once.
 GemmPlan gemm_swapped_cluster_plan_with(const GemmShape& shape, GemmSwappedTile tile, int num_split_ctas);
 // The best of these with one of `tiles`, each split among up to `most_split_ctas`; not swapped: there is none.
 GemmPlan gemm_swapped_cluster_plan(const GemmShape& shape, std::span<const GemmSwappedTile> tiles,
                                    int most_split_ctas, int num_sms, const GemmClusterLimits& limits);
 
+// The best of plans with those of `tiles` that walk in clusters, more of them than run at a time, whole or,
+// with `cuts`, some cut along k; not swapped: there is none.
+GemmPlan gemm_swapped_waves_plan(const GemmShape& shape, std::span<const GemmSwappedTile> tiles, bool cuts,
+                                 int num_sms, const GemmClusterLimits& limits);
+
 // Whether all clusters of a plan run at the same time.
 bool gemm_plan_fits_at_once(const GemmPlan& plan, int num_sms, const GemmClusterLimits& limits);
 
-// From one tile's columns to the next one's: all of block_n or, where operands are in each other's place and
-// tiles in clusters, as many as share the rows out evenly.
+// From one tile's columns to the next one's: all of block_n or, where operands are in each other's place, as
+// many as share the rows out evenly.
 int gemm_plan_tile_columns(const GemmShape& shape, const GemmPlan& plan);
 
 // In tables of plans, behind the tile: p ping-pong, s swapped, and c with the tiles of a cluster that shares
@@ -136,7 +149,7 @@ size_t gemm_max_workspace_bytes(int num_sms);
 // of the operand where it has fewer; a part of a tile's, if else the last tile's box would have many outside.
 int stage_box_rows(int64_t rows, int block_rows);
 
-// The number of tiles that a plan's workers share out.
+// The number of tiles, or of clusters' tiles, that a plan's workers share out.
 int64_t gemm_plan_num_tiles(const GemmShape& shape, const GemmPlan& plan);
 
 }  // namespace mk

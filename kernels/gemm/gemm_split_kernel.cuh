@@ -97,19 +97,4 @@ const GemmPairKernelTable& gemm_pair_kernel_table() {
   return table;
 }
 
-template <GemmSwappedTile TILE, class Element, bool B_TRANSPOSED>
-constexpr GemmKernelEntry gemm_swapped_cluster_kernel_entry() {
-  return gemm_split_kernel_entry<TILE.block_m, TILE.block_n, Element, B_TRANSPOSED, TILE.cluster, true>();
-}
-
-template <class Element, bool B_TRANSPOSED>
-const GemmSwappedClusterKernelTable& gemm_swapped_cluster_kernel_table() {
-  static const GemmSwappedClusterKernelTable table = []<size_t... TILES>(std::index_sequence<TILES...>) {
-    return GemmSwappedClusterKernelTable{
-        {gemm_swapped_cluster_kernel_entry<GEMM_SWAPPED_CLUSTER_TILES[TILES], Element, B_TRANSPOSED>()...}};
-  }
-  (std::make_index_sequence<NUM_GEMM_SWAPPED_CLUSTER_TILES>());
-  return table;
-}
-
 }  // namespace mk

@@ -71,7 +71,8 @@ __device__ __forceinline__ constexpr uint64_t wgmma_descriptor_swizzle_128b(uint
 #define MK_WGMMA_D84 MK_WGMMA_D80 ", %80, %81, %82, %83"
 #define MK_WGMMA_D88 MK_WGMMA_D84 ", %84, %85, %86, %87"
 #define MK_WGMMA_D96 MK_WGMMA_D88 ", %88, %89, %90, %91, %92, %93, %94, %95"
-#define MK_WGMMA_D108 MK_WGMMA_D96 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107"
+#define MK_WGMMA_D104 MK_WGMMA_D96 ", %96, %97, %98, %99, %100, %101, %102, %103"
+#define MK_WGMMA_D108 MK_WGMMA_D104 ", %104, %105, %106, %107"
 #define MK_WGMMA_D112 MK_WGMMA_D108 ", %108, %109, %110, %111"
 #define MK_WGMMA_D120 MK_WGMMA_D112 ", %112, %113, %114, %115, %116, %117, %118, %119"
 #define MK_WGMMA_D128 MK_WGMMA_D120 ", %120, %121, %122, %123, %124, %125, %126, %127"
@@ -94,7 +95,8 @@ __device__ __forceinline__ constexpr uint64_t wgmma_descriptor_swizzle_128b(uint
 #define MK_WGMMA_OUT84(d) MK_WGMMA_OUT80(d), MK_WGMMA_R4(d, 80)
 #define MK_WGMMA_OUT88(d) MK_WGMMA_OUT84(d), MK_WGMMA_R4(d, 84)
 #define MK_WGMMA_OUT96(d) MK_WGMMA_OUT88(d), MK_WGMMA_R8(d, 88)
-#define MK_WGMMA_OUT108(d) MK_WGMMA_OUT96(d), MK_WGMMA_R8(d, 96), MK_WGMMA_R4(d, 104)
+#define MK_WGMMA_OUT104(d) MK_WGMMA_OUT96(d), MK_WGMMA_R8(d, 96)
+#define MK_WGMMA_OUT108(d) MK_WGMMA_OUT104(d), MK_WGMMA_R4(d, 104)
 #define MK_WGMMA_OUT112(d) MK_WGMMA_OUT108(d), MK_WGMMA_R4(d, 108)
 #define MK_WGMMA_OUT120(d) MK_WGMMA_OUT112(d), MK_WGMMA_R8(d, 112)
 #define MK_WGMMA_OUT128(d) MK_WGMMA_OUT120(d), MK_WGMMA_R8(d, 120)
@@ -139,6 +141,7 @@ MK_WGMMA_OF_COLUMNS("160", 80, "80", "81", "82", "83", "84")
 MK_WGMMA_OF_COLUMNS("168", 84, "84", "85", "86", "87", "88")
 MK_WGMMA_OF_COLUMNS("176", 88, "88", "89", "90", "91", "92")
 MK_WGMMA_OF_COLUMNS("192", 96, "96", "97", "98", "99", "100")
+MK_WGMMA_OF_COLUMNS("208", 104, "104", "105", "106", "107", "108")
 MK_WGMMA_OF_COLUMNS("216", 108, "108", "109", "110", "111", "112")
 MK_WGMMA_OF_COLUMNS("224", 112, "112", "113", "114", "115", "116")
 MK_WGMMA_OF_COLUMNS("240", 120, "120", "121", "122", "123", "124")

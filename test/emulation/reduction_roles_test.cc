@@ -418,6 +418,7 @@ struct PanelShape {
   Reduction reduction;
   int m, n;
   int num_n_tiles;  // that share out the rows
+  int num_ctas;     // that have the tiles in turn
   GemmType comm_type = GemmType::bf16;
   GemmType out_type = GemmType::bf16;
   bool accumulate = false;
@@ -449,10 +450,11 @@ class PanelRank {
     params.splits_rows = !one_shot;
     params.merged_rows = {shape.m, params.max_rows, static_cast<int>(ceil_div(shape.n, UNIT_COLUMNS))};
     params.rows_of_owner = Divisor(params.max_rows);
-    params.swapped_tiles = {shape.num_n_tiles, even_columns(shape.m, shape.num_n_tiles), Tiles::BLOCK_M};
-    params.num_tiles = static_cast<int>(ceil_div(shape.n, Tiles::BLOCK_M)) * shape.num_n_tiles;
+    params.swapped_tiles = {static_cast<int>(ceil_div(shape.n, Tiles::BLOCK_M)), shape.num_n_tiles,
+                            even_columns(shape.m, shape.num_n_tiles), Tiles::BLOCK_M};
+    params.tiles.num_workers = std::min(shape.num_ctas, params.swapped_tiles.size());
     params.slot_bytes = PartialPanels{params.max_rows}.bytes(params.merged_rows.num_column_units);
-    params.first_gather_flag = rank_.nranks * params.num_tiles;
+    params.first_gather_flag = rank_.nranks * params.swapped_tiles.size();
     params.gather_begin = round_up(rank_.nranks * params.slot_bytes, 128);
     params.gather_pitch = round_up(int64_t{shape.n} * element_bytes_of(shape.out_type), 16);
     const bool scatters = shape.reduction == Reduction::scatter;
@@ -465,7 +467,7 @@ class PanelRank {
 
   void launch(const SwappedParams& params) {
     constexpr unsigned NUM_WARPS = EmulatedSwappedTiles::NUM_CONSUMER_WARPS;
-    emulation::run_ctas(static_cast<unsigned>(params.num_tiles), NUM_WARPS + 1, [&] {
+    emulation::run_ctas(static_cast<unsigned>(params.tiles.num_workers), NUM_WARPS + 1, [&] {
       const RankLaunch launch(params.comm);
       launch.begin_cta();
       if (threadIdx.x / 32 < NUM_WARPS) {
@@ -486,11 +488,20 @@ class PanelRank {
  private:
   void consume(const RankLaunch& launch, const SwappedParams& params) const {
     using namespace gemm_reduce_scatter;
+    const SwappedTiles& tiles = params.swapped_tiles;
+    for (int number = static_cast<int>(blockIdx.x); number < tiles.size(); number += params.tiles.num_workers) {
+      TileWork work{};
+      work.m_tile = number / tiles.num_n_tiles;
+      work.n_tile = number % tiles.num_n_tiles;
+      exchange(launch, params, work);
+    }
+    swapped::finish_units<EmulatedSwappedTiles>(launch, params);
+    if (params.reduction == Reduction::two_shot) swapped::gather_units<EmulatedSwappedTiles>(launch, params);
+  }
+
+  void exchange(const RankLaunch& launch, const SwappedParams& params, const TileWork& work) const {
+    using namespace gemm_reduce_scatter;
     using Tiles = EmulatedSwappedTiles;
-    const int num_n_tiles = params.swapped_tiles.num_n_tiles;
-    TileWork work{};
-    work.m_tile = static_cast<int>(blockIdx.x) / num_n_tiles;
-    work.n_tile = static_cast<int>(blockIdx.x) % num_n_tiles;
     const int column = work.m_tile * Tiles::BLOCK_M + static_cast<int>(threadIdx.x) / 32 * 16;
     const int row = work.n_tile * params.swapped_tiles.tile_rows;
     const int row_end = std::min(params.m, row + params.swapped_tiles.tile_rows);
@@ -503,8 +514,6 @@ class PanelRank {
     }
     swapped::ExchangeColumns{launch, params}(accumulators, column, row, row_end);
     swapped::raise_flags<Tiles>(launch, params, work);
-    swapped::finish_units<Tiles>(launch, params);
-    if (params.reduction == Reduction::two_shot) swapped::gather_units<Tiles>(launch, params);
   }
 
   Rank& rank_;
@@ -533,11 +542,13 @@ TEST_CASE("rows of swapped tiles come to their owners, or to all, whichever tile
               MK_EXPECT(rank.barrier());
               std::vector<PanelShape> shapes;
               for (const Reduction reduction : {Reduction::scatter, Reduction::two_shot, Reduction::one_shot}) {
-                shapes.push_back({reduction, 37, 136, 1});
-                shapes.push_back({reduction, 6, 72, 1});  // of five ranks two have no rows
-                shapes.push_back({reduction, 75, 64, 2, GemmType::fp16, GemmType::fp16, true});
-                shapes.push_back({reduction, 50, 77, 2, GemmType::bf16, GemmType::fp32, true, 1});
-                shapes.push_back({reduction, 100, 40, 3, GemmType::bf16, GemmType::bf16, false, 3});
+                shapes.push_back({reduction, 37, 136, 1, 3});
+                shapes.push_back({reduction, 6, 72, 1, 2});  // of five ranks two have no rows
+                shapes.push_back({reduction, 75, 64, 2, 2, GemmType::fp16, GemmType::fp16, true});
+                shapes.push_back({reduction, 50, 77, 2, 4, GemmType::bf16, GemmType::fp32, true, 1});
+                shapes.push_back({reduction, 100, 40, 3, 3, GemmType::bf16, GemmType::bf16, false, 3});
+                shapes.push_back({reduction, 75, 136, 2, 4});  // CTAs with two tiles, and with one
+                shapes.push_back({reduction, 100, 72, 3, 2, GemmType::fp16});
               }
               for (const PanelShape& shape : shapes) {
                 const std::string text = run_panel_launches(panels, shape);

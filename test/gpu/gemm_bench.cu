@@ -239,16 +239,10 @@ class Bench {
     plans.push_back(mk::gemm_plan(shape_of(p), num_sms_, limits_));
     for (const mk::GemmTile& tile : mk::GEMM_TILES) add_plans(p, tile, &plans);
     if (p.m > 128) {
-      for (const mk::GemmTile& tile : mk::GEMM_SWAPPED_TILES) {
-        const mk::GemmPlan whole = mk::gemm_swapped_plan_with(shape_of(p), num_sms_, tile, -1);
-        plans.push_back(whole);
-        const int64_t rest = mk::gemm_plan_num_tiles(shape_of(p), whole) % num_sms_;
-        if (rest > 0)
-          plans.push_back(mk::gemm_swapped_plan_with(shape_of(p), num_sms_, tile, static_cast<int>(rest)));
-      }
+      for (const mk::GemmSwappedTile& tile : mk::GEMM_SWAPPED_TILES) add_swapped_plans(p, tile, &plans);
     }
     if (p.m > 64) {
-      for (const mk::GemmSwappedTile& tile : mk::GEMM_SWAPPED_CLUSTER_TILES) {
+      for (const mk::GemmSwappedTile& tile : mk::GEMM_SWAPPED_TILES) {
         for (const int split : {1, 2, 3, 4}) {
           const mk::GemmPlan plan = mk::gemm_swapped_cluster_plan_with(shape_of(p), tile, split);
           if (mk::gemm_swapped_tile_can_have(tile, split) &&
@@ -381,6 +375,21 @@ class Bench {
         plans->push_back(whole);
         plans->back().group_m = group;
       }
+    }
+  }
+
+  // Those of a tile that walks, where its CTAs or clusters have more than one.
+  void add_swapped_plans(const Problem& p, const mk::GemmSwappedTile& tile, std::vector<mk::GemmPlan>* plans) {
+    if (!mk::gemm_swapped_tile_walks(tile)) return;
+    const int num_ctas = tile.cluster.m * tile.cluster.n;
+    const int workers = num_ctas > 1 ? std::min(limits_.at_a_time[num_ctas], num_sms_ / num_ctas) : num_sms_;
+    const mk::GemmPlan whole = mk::gemm_swapped_plan_with(shape_of(p), workers, tile, -1);
+    const int tiles = static_cast<int>(mk::gemm_plan_num_tiles(shape_of(p), whole));
+    if (tiles <= workers && num_ctas > 1) return;
+    plans->push_back(whole);
+    for (const int streamk : {tiles % workers, tiles % workers + workers}) {
+      if (streamk != 0 && streamk <= tiles)
+        plans->push_back(mk::gemm_swapped_plan_with(shape_of(p), workers, tile, streamk));
     }
   }
 

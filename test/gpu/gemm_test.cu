@@ -278,8 +278,13 @@ PlanChoice chosen_plan() {
 PlanChoice plan_with(GemmTile tile, int num_streamk_tiles, int most_ctas = num_sms) {
   return [=](const GemmShape& s) { return mk::gemm_plan_with(s, most_ctas, tile, num_streamk_tiles); };
 }
-PlanChoice swapped_plan_with(GemmTile tile, int num_streamk_tiles, int most_ctas = num_sms) {
-  return [=](const GemmShape& s) { return mk::gemm_swapped_plan_with(s, most_ctas, tile, num_streamk_tiles); };
+// Among up to so many clusters of a tile that walks.
+PlanChoice swapped_plan_with(mk::GemmSwappedTile tile, int num_streamk_tiles, int most_ctas = num_sms) {
+  const int num_ctas = tile.cluster.m * tile.cluster.n;
+  const int at_a_time = num_ctas > 1 ? limits.at_a_time[num_ctas] : num_sms;
+  const int most_clusters = std::min(at_a_time, std::max(1, most_ctas / num_ctas));
+  return
+      [=](const GemmShape& s) { return mk::gemm_swapped_plan_with(s, most_clusters, tile, num_streamk_tiles); };
 }
 
 // With clusters.
@@ -295,7 +300,7 @@ std::vector<PlanChoice> cluster_plans() {
       plans.push_back([=](const GemmShape& s) { return mk::gemm_pair_plan_with(s, tile, num_ctas); });
     }
   }
-  for (const mk::GemmSwappedTile& tile : mk::GEMM_SWAPPED_CLUSTER_TILES) {
+  for (const mk::GemmSwappedTile& tile : mk::GEMM_SWAPPED_TILES) {
     for (const int num_ctas : {1, 2, 3, 4}) {
       if (mk::gemm_swapped_tile_can_have(tile, num_ctas))
         plans.push_back(
@@ -310,8 +315,9 @@ std::vector<PlanChoice> all_plans() {
   std::vector<PlanChoice> plans = {chosen_plan()};
   for (const int num_streamk_tiles : {-1, 1, ALL}) {
     for (const GemmTile& tile : mk::GEMM_TILES) plans.push_back(plan_with(tile, num_streamk_tiles));
-    for (const GemmTile& tile : mk::GEMM_SWAPPED_TILES)
-      plans.push_back(swapped_plan_with(tile, num_streamk_tiles));
+    for (const mk::GemmSwappedTile& tile : mk::GEMM_SWAPPED_TILES) {
+      if (mk::gemm_swapped_tile_walks(tile)) plans.push_back(swapped_plan_with(tile, num_streamk_tiles));
+    }
   }
   const std::vector<PlanChoice> more = cluster_plans();
   plans.insert(plans.end(), more.begin(), more.end());
@@ -370,8 +376,11 @@ void test_many_tiles_a_cta() {
   for (const GemmTile& tile : mk::GEMM_TILES) {
     for (const int num_streamk_tiles : {-1, 5}) plans.push_back(plan_with(tile, num_streamk_tiles, 2));
   }
-  for (const int num_streamk_tiles : {-1, 5})
-    plans.push_back(swapped_plan_with(mk::GEMM_SWAPPED_TILES[0], num_streamk_tiles, 2));
+  for (const mk::GemmSwappedTile& tile : mk::GEMM_SWAPPED_TILES) {
+    if (!mk::gemm_swapped_tile_walks(tile)) continue;
+    for (const int num_streamk_tiles : {-1, 5})
+      plans.push_back(swapped_plan_with(tile, num_streamk_tiles, 2 * tile.cluster.m * tile.cluster.n));
+  }
   uint64_t seed = 20000;
   for (const int64_t k : {64, 300, 384, 448, 512, 576, 640, 1000}) {
     for (const GemmType out : {GemmType::bf16, GemmType::fp16, GemmType::fp32}) {

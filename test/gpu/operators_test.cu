@@ -256,20 +256,31 @@ std::vector<Case> make_cases() {
       cases.push_back({gather, m, 700, 328, transposed, dtype, dtype, false, true, transposed, 256, 160});
       cases.push_back({gather, m, 700, 328, transposed, dtype, dtype, false, true, transposed, 128, 224});
     }
-    // One wave with the operands swapped: every tile that there is a kernel for.
+    // With the operands swapped, in one wave every tile that there is a kernel for; then more than one, whole
+    // tiles and cut ones.
     for (const auto& shape : {std::array<int64_t, 3>{150, 8100, 328},
                               {200, 8190, 328},
                               {250, 8100, 520},
                               {300, 8100, 72},
                               {350, 8104, 328},
                               {420, 8100, 1000},
+                              {380, 8104, 328},
                               {470, 8104, 328},
                               {600, 8190, 328},
                               {690, 8104, 520},
                               {300, 14300, 712},
                               {380, 14336, 8200},
                               {135, 14300, 200},
-                              {160, 14304, 712}}) {
+                              {160, 14304, 712},
+                              {300, 5100, 1000},
+                              {200, 14300, 2056},
+                              {200, 16300, 712},
+                              {136, 28600, 328},
+                              {300, 28600, 520},
+                              {420, 14300, 2056},
+                              {900, 8100, 520},
+                              {420, 14300, 8200},
+                              {700, 10200, 8200}}) {
       cases.push_back({gather, shape[0], shape[1], shape[2], transposed, dtype, dtype, false, true, true});
       cases.push_back(
           {gather, shape[0], shape[1], shape[2], !transposed, dtype, MK_DTYPE_FP32, true, false, transposed});
@@ -279,7 +290,7 @@ std::vector<Case> make_cases() {
       cases.push_back({gather, m, 17160, 2056, transposed, dtype, dtype, false, false, transposed});
     }
   }
-  // Reductions of some hundred rows with the operands swapped: every tile that there is a kernel for.
+  // Reductions of some hundred rows with the operands swapped, in the same way.
   for (const mk_operator_t op : {MK_OPERATOR_GEMM_REDUCE_SCATTER, MK_OPERATOR_GEMM_ALLREDUCE}) {
     for (const bool transposed : {false, true}) {
       const mk_dtype_t dtype = transposed ? MK_DTYPE_FP16 : MK_DTYPE_BF16;
@@ -290,11 +301,18 @@ std::vector<Case> make_cases() {
                                 {300, 8192, 2056},
                                 {350, 8104, 328},
                                 {420, 8100, 1000},
+                                {380, 8104, 328},
                                 {470, 8104, 328},
                                 {600, 8200, 328},
                                 {650, 8100, 520},
                                 {500, 2570, 520},
-                                {999, 2048, 712}}) {
+                                {999, 2048, 712},
+                                {300, 5100, 520},
+                                {200, 14300, 328},
+                                {200, 16300, 520},
+                                {300, 14300, 1000},
+                                {420, 16300, 328},
+                                {900, 8200, 328}}) {
         for (const mk_algorithm_t algorithm : {MK_ALGORITHM_ONE_SHOT, MK_ALGORITHM_TWO_SHOT}) {
           Case some = {op, shape[0], shape[1], shape[2], transposed, dtype, dtype, false, true, false};
           if (op == MK_OPERATOR_GEMM_ALLREDUCE) some.algorithm = algorithm;

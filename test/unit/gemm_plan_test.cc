@@ -24,6 +24,10 @@ GemmShape shape_of(int64_t m, int64_t n, int64_t k) {
   return shape;
 }
 
+bool walks(const GemmPlan& plan) {
+  return plan.is_swapped && gemm_swapped_tile_walks({plan.block_m, plan.block_n, plan.cluster});
+}
+
 }  // namespace
 
 TEST_CASE("a plan keeps to its SMs, its clusters run at a time, and each has something to multiply") {
@@ -38,11 +42,11 @@ TEST_CASE("a plan keeps to its SMs, its clusters run at a time, and each has som
           CHECK(plan.num_ctas() <= num_sms);
           if (plan.num_cluster_ctas() == 1) continue;
           const int64_t tiles = gemm_plan_num_tiles(shape, plan);
-          const int sharing = plan.cluster.m * plan.cluster.n;
-          CHECK(plan.num_workers >= (tiles + sharing - 1) / sharing);
-          CHECK(plan.num_workers <= tiles);
           CHECK(plan.num_workers <= H200.at_a_time[plan.num_cluster_ctas()]);
-          CHECK(plan.num_streamk_tiles == 0);
+          CHECK(plan.workspace_bytes <= gemm_max_workspace_bytes(num_sms));
+          CHECK(plan.num_streamk_tiles <= tiles);
+          if (plan.num_streamk_tiles == 0) CHECK(plan.num_workers <= tiles);
+          if (!walks(plan)) CHECK((plan.num_workers == tiles && plan.num_streamk_tiles == 0));
           if (plan.num_split_ctas > 1) CHECK(k >= int64_t{plan.num_split_ctas} * 4 * GEMM_BLOCK_K);
           if (plan.cluster.m == 2) CHECK(m > plan.block_m);
         }
@@ -159,6 +163,25 @@ TEST_CASE("some hundred rows that are no multiple of 64 are swapped, in clusters
   CHECK_FALSE(gemm_plan(shape_of(512, 8192, 8192), NUM_SMS, H200).is_swapped);
   CHECK(gemm_plan(shape_of(300, 8192, 7168), 100, H200).num_ctas() <= 100);
   CHECK_FALSE(gemm_plan(shape_of(300, 8192, 7168), NUM_SMS, {}).in_clusters());
+}
+
+TEST_CASE("clusters have swapped tiles one after the other, and cut along k what is less than a wave of them") {
+  const GemmShape whole = shape_of(300, 57344, 4096), cut = shape_of(420, 14336, 8192);
+  const GemmPlan of_whole = gemm_plan(whole, NUM_SMS, H200), of_cut = gemm_plan(cut, NUM_SMS, H200);
+  for (const GemmPlan& plan : {of_whole, of_cut}) {
+    CHECK((walks(plan) && plan.cluster == GemmCluster{1, 2}));
+    CHECK((plan.num_workers == 66 && plan.num_ctas() == NUM_SMS));
+  }
+  CHECK(gemm_plan_num_tiles(whole, of_whole) == 448);  // of 128 columns, and all rows in two
+  CHECK((of_whole.num_streamk_tiles == 0 && of_whole.workspace_bytes == 0));
+  CHECK(gemm_plan_num_tiles(cut, of_cut) == 112);
+  CHECK(of_cut.num_streamk_tiles > 0);
+  CHECK(of_cut.workspace_bytes == PartialsLayout(NUM_SMS, of_cut.block_m, of_cut.block_n).num_bytes);
+  CHECK(gemm_plan(whole, 100, H200).num_ctas() <= 100);
+  CHECK_FALSE(gemm_plan(whole, NUM_SMS, {}).in_clusters());
+  // With a wave or less of them there is another plan for it.
+  CHECK_FALSE(gemm_swapped_waves_plan(shape_of(300, 8192, 7168), {{{128, 152, {1, 2}}}}, true, NUM_SMS, H200)
+                  .is_swapped);
 }
 
 TEST_CASE("swapped tiles of a cluster share the rows out evenly") {

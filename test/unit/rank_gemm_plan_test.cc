@@ -35,6 +35,13 @@ RankGemmPlan plan_of(const GemmCall& call, int rank, int nranks) {
   return plan.value();
 }
 
+int64_t num_cluster_tiles(const GemmCall& call, const GemmPlan& plan) {
+  GemmShape shape;
+  shape.m = call.m;
+  shape.n = call.n;
+  return gemm_plan_num_tiles(shape, plan);
+}
+
 }  // namespace
 
 TEST_CASE("an area prepared for the largest call serves every smaller one") {
@@ -814,7 +821,9 @@ TEST_CASE("an all-gather of some hundred rows has its operands swapped") {
                                {700, 8192},
                                {300, 5120},
                                {160, 14336},
-                               {300, 14336}}) {
+                               {300, 14336},
+                               {420, 14336},
+                               {300, 28672}}) {
       const GemmCall call = make_call(MK_OPERATOR_ALLGATHER_GEMM, m, n, 7168);
       const Result<RankGemmPlan> planned = rank_gemm_plan(call, 0, nranks, NUM_SMS, nullptr, H200);
       REQUIRE(planned.ok());
@@ -865,7 +874,13 @@ TEST_CASE("a reduction of some hundred rows has its operands swapped, and ranks 
   for (const mk_operator_t op : {MK_OPERATOR_GEMM_REDUCE_SCATTER, MK_OPERATOR_GEMM_ALLREDUCE}) {
     for (const mk_algorithm_t algorithm : {MK_ALGORITHM_AUTO, MK_ALGORITHM_ONE_SHOT, MK_ALGORITHM_TWO_SHOT}) {
       for (const int nranks : {2, 3, 4, 8}) {
-        for (const auto& [m, n] : {std::pair{200, 8192}, {300, 8192}, {420, 8190}, {300, 5120}, {999, 2048}}) {
+        for (const auto& [m, n] : {std::pair{200, 8192},
+                                   {300, 8192},
+                                   {420, 8190},
+                                   {300, 5120},
+                                   {999, 2048},
+                                   {300, 14336},
+                                   {420, 16384}}) {
           GemmCall call = make_call(op, m, n, 4096);
           call.tuning.algorithm = algorithm;
           CAPTURE(op, algorithm, nranks, m, n);
@@ -874,7 +889,13 @@ TEST_CASE("a reduction of some hundred rows has its operands swapped, and ranks 
           CHECK((plan.merged && plan.is_direct && !plan.is_tagged && !plan.splits_columns));
           CHECK(plan.plan.compute_ctas == plan.gemm.num_ctas());
           CHECK(plan.gemm.num_workers <= H200.at_a_time[plan.gemm.num_cluster_ctas()]);
+          CHECK((plan.gemm.num_streamk_tiles == 0 && plan.gemm.workspace_bytes == 0));
           CHECK(plan.plan.tile_m == plan.gemm.block_n);
+          const gemm_reduce_scatter::SwappedTiles& tiles = plan.swapped_tiles;
+          CHECK(int64_t{tiles.num_m_tiles} * tiles.tile_columns >= n);
+          CHECK(tiles.num_n_tiles * tiles.tile_rows >= m);
+          CHECK(tiles.size() == num_cluster_tiles(call, plan.gemm) * plan.gemm.num_cluster_ctas());
+          CHECK(plan.num_partial_flags == nranks * tiles.size());
           // What comes to a rank fits in front of finished rows, or, one-shot, in the area.
           const int64_t end = nranks * plan.slot_bytes;
           const bool one_shot = plan.plan.algorithm == MK_ALGORITHM_ONE_SHOT;
@@ -906,6 +927,20 @@ TEST_CASE("a reduction of some hundred rows has its operands swapped, and ranks 
   for (const GemmCall& other : {exact, tuned, few, many}) CHECK(!is_swapped(other, H200));
 }
 
+TEST_CASE("where clusters have several swapped tiles, an all-gather cuts some along k, and a reduction none") {
+  constexpr GemmClusterLimits H200 = {{0, 0, 66, 39, 30}};
+  for (const mk_operator_t op : {MK_OPERATOR_ALLGATHER_GEMM, MK_OPERATOR_GEMM_REDUCE_SCATTER}) {
+    for (const auto& [m, n] : {std::pair{420, 14336}, {300, 28672}}) {
+      const GemmCall call = make_call(op, m, n, 8192);
+      const GemmPlan plan = rank_gemm_plan(call, 0, 2, NUM_SMS, nullptr, H200).value().gemm;
+      CAPTURE(op, m, n);
+      CHECK((plan.is_swapped && plan.num_ctas() <= NUM_SMS));
+      CHECK(plan.num_workers < num_cluster_tiles(call, plan));
+      CHECK((plan.num_streamk_tiles > 0) == (op == MK_OPERATOR_ALLGATHER_GEMM));
+    }
+  }
+}
+
 TEST_CASE("each row of swapped tiles has a place of its own, and a unit waits for the tiles that it is in") {
   using namespace gemm_reduce_scatter;
   for (const auto& [m, nranks, n, num_n_tiles] :
@@ -914,7 +949,7 @@ TEST_CASE("each row of swapped tiles has a place of its own, and a unit waits fo
     const MergedRows rows = {m, static_cast<int>(ceil_div(m, nranks)),
                              static_cast<int>(ceil_div(n, UNIT_COLUMNS))};
     const PartialPanels panels = {rows.max_rows};
-    const SwappedTiles tiles = {num_n_tiles, tile_rows, 128};
+    const SwappedTiles tiles = {static_cast<int>(ceil_div(n, 128)), num_n_tiles, tile_rows, 128};
     CAPTURE(m, nranks, n);
     std::vector<std::vector<bool>> taken(nranks);
     for (auto& of_owner : taken) of_owner.resize(panels.bytes(rows.num_column_units) / 2);
@@ -940,6 +975,7 @@ TEST_CASE("each row of swapped tiles has a place of its own, and a unit waits fo
           REQUIRE((tile >= begin && tile < end));
         }
         REQUIRE(end <= tiles.number(column / 128, num_n_tiles - 1) + 1);
+        REQUIRE(end <= tiles.size());
       }
     }
   }

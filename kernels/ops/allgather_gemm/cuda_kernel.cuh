@@ -395,6 +395,13 @@ __device__ __forceinline__ void gather_rows(const RankLaunch& launch, const Para
   }
 }
 
+// Flags lie where no launch of fewer CTAs has partial tiles.
+template <class Config>
+__device__ __forceinline__ PartialsLayout partials_layout() {
+  constexpr int MOST_CTAS = STAGING_FLAGS_BYTES / (PartialsLayout::MAX_BLOCKS * sizeof(uint32_t)) - 1;
+  return {MOST_CTAS, Config::BLOCK_M, Config::BLOCK_N};
+}
+
 // What becomes of a piece's accumulators: a partial tile for its owner, or, with the other pieces' partial
 // tiles, rows of C, of which the tile has those from `begin` on, as far as they lie before `end`.
 template <class Config>
@@ -403,9 +410,7 @@ __device__ __forceinline__ void finish_rows(const CudaParams& params, RankGemmSt
                                             float (&accumulators)[Config::BLOCK_N / 2]) {
   const int warp = threadIdx.x / 32;
   const int row = begin + block * 64 + warp % 4 * 16;
-  // Flags lie where no launch of fewer CTAs has partial tiles.
-  constexpr int MOST_CTAS = STAGING_FLAGS_BYTES / (PartialsLayout::MAX_BLOCKS * sizeof(uint32_t)) - 1;
-  const PartialsLayout partials(MOST_CTAS, Config::BLOCK_M, Config::BLOCK_N);
+  const PartialsLayout partials = partials_layout<Config>();
   if (!work.is_owner) {
     partials_store(accumulators, partials, params.comm.partials, blockIdx.x, block, row < end);
     return;

@@ -10,6 +10,7 @@
 #include "kernels/ops/allgather_gemm/cuda_network_kernel.cuh"
 #include "kernels/ops/allgather_gemm/cuda_network_wgrad.cuh"
 #include "kernels/ops/allgather_gemm/cuda_split_kernel.cuh"
+#include "kernels/ops/allgather_gemm/cuda_swapped_kernel.cuh"
 #include "kernels/ops/allgather_gemm/cuda_wgrad.cuh"
 
 namespace mk::allgather_gemm {
@@ -80,7 +81,8 @@ int num_in_turn(const RankGemmPlan& plan, const RankComm& comm) {
 
 LateTileSchedule late_tiles_of(const TileSchedule& tiles, const RankGemmPlan& plan) {
   LateTileSchedule late = {tiles, tiles.num_workers, plan.late_tile, plan.shares_tiles};
-  late.set_num_workers(tiles.num_workers + plan.num_late);
+  // Clusters have tiles together.
+  late.set_num_workers(plan.gemm.is_swapped ? plan.gemm.num_workers : tiles.num_workers + plan.num_late);
   return late;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "kernels/ops/allgather_gemm/cuda_split_kernel.cuh"
+#include "kernels/ops/allgather_gemm/cuda_swapped_kernel.cuh"
 
 namespace mk::allgather_gemm {
 

@@ -98,7 +98,7 @@ class SwappedReductionLaunch final : public ReductionLaunchOf<SwappedParams> {
     params_.merged_rows = plan.merged_rows;
     params_.rows_of_owner = Divisor(plan.merged_rows.max_rows);
     params_.swapped_tiles = plan.swapped_tiles;
-    params_.num_tiles = plan.gemm.num_ctas();
+    params_.tiles.set_num_workers(plan.gemm.num_workers);
   }
 
   PeerOutput peer_output(const GemmCall& call) const override {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
-// What becomes of a reduction's swapped tiles, of which each CTA has one: it goes straight from registers, a
-// row to its owner, whichever tile it is in, or to everyone; then the consumer warps of all CTAs share out the
-// sums.
+// What becomes of a reduction's swapped tiles: they go straight from registers, a row to its owner, whichever
+// tile it is in, or to everyone; when a CTA has had all of its own, its consumer warps share out the sums with
+// those of all others.
 #pragma once
 
 #include "kernels/device/row_pieces.cuh"
+#include "kernels/device/swapped_epilogue.cuh"
 #include "kernels/ops/gemm_reduce_scatter/cuda_kernel.cuh"
 #include "kernels/ops/gemm_reduce_scatter/swapped_params.h"
 
@@ -57,18 +58,12 @@ struct ExchangeColumns {
   template <class T, int NUM_ACCUMULATORS>
   __device__ __forceinline__ void store(const float (&d)[NUM_ACCUMULATORS], int peer, int m, int n,
                                         int n_end) const {
-    const int lane = threadIdx.x % 32;
-    const bool is_odd = lane % 2 != 0;
-    const int column = m + (is_odd ? 8 + (lane % 4 - 1) * 2 : lane % 4 * 2);
     const int64_t slot = params.comm.rank * params.slot_bytes;
-    const int64_t first = slot + panels_of(params).offset(0, column);
-    int row = n + lane / 4;
+    const int64_t first = slot + panels_of(params).offset(0, m + turned_column());
+    int row = n + static_cast<int>(threadIdx.x) % 32 / 4;
 #pragma unroll
     for (int i = 0; i < NUM_ACCUMULATORS / 4; ++i, row += 8) {
-      const uint32_t low = ptx::movmatrix_trans(pack_pair<T>(d[4 * i], d[4 * i + 1]));
-      const uint32_t high = ptx::movmatrix_trans(pack_pair<T>(d[4 * i + 2], d[4 * i + 3]));
-      const uint32_t other = __shfl_xor_sync(~0u, is_odd ? low : high, 1);
-      const uint2 four = is_odd ? make_uint2(other, high) : make_uint2(low, other);
+      const uint2 four = turned<T>(d + 4 * i);
       const int owner = peer >= 0 ? peer : row / params.rows_of_owner;
       const int own_row = peer >= 0 ? row : row - owner * params.merged_rows.max_rows;
       if (row < n_end)
@@ -79,7 +74,7 @@ struct ExchangeColumns {
 };
 
 __device__ __forceinline__ int tile_flag(const SwappedParams& params, int source, int tile) {
-  return params.first_flag + source * params.num_tiles + tile;
+  return params.first_flag + source * params.swapped_tiles.size() + tile;
 }
 
 // Tells those who own rows of this CTA's tile, when all its consumers have stored what they have of it.

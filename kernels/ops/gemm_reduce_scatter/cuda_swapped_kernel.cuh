@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 // GEMM+ReduceScatter and GEMM+AllReduce of some hundred rows as one kernel, the operands in each other's place:
-// tiles of B's columns by any multiple of eight rows, all at once, whose CTAs share what they load
-// (split_product.cuh).
+// tiles of B's columns by any multiple of eight rows, in clusters whose CTAs share what they load
+// (swapped_product.cuh).
 #pragma once
 
-#include "kernels/device/split_product.cuh"
+#include "kernels/device/swapped_product.cuh"
 #include "kernels/ops/gemm_reduce_scatter/cuda_swapped_exchange.cuh"
 
 namespace mk::gemm_reduce_scatter::swapped {
@@ -13,6 +13,25 @@ using SwappedTable = RankGemmTable<SwappedParams, NUM_RANK_SWAPPED_TILES>;
 const SwappedTable& kernels_bf16();
 const SwappedTable& kernels_fp16();
 
+// A consumer warpgroup: its part of every tile of the CTA goes to the owners, who are told when both have.
+template <class Config>
+__device__ __forceinline__ void exchange_tiles(const RankLaunch& launch, MainloopStorage<Config>& smem,
+                                               const SwappedParams& params, int warpgroup) {
+  const int tile_rows = params.swapped_tiles.tile_rows;
+  const ExchangeColumns exchange = {launch, params};
+  ClusterTileCursor<Config, TileSchedule> tiles(params.tiles);
+  consumer_role<Config>(
+      smem, warpgroup, params.comm.trace, [&](TileWork* work) { return tiles.next(work); },
+      [&](const TileWork& work, int block, float(&accumulators)[Config::BLOCK_N / 2]) {
+        const int warp = static_cast<int>(threadIdx.x) / 32 % 4;
+        const int row = work.n_tile * tile_rows;
+        exchange(accumulators, work.m_tile * Config::BLOCK_M + block * 64 + warp * 16, row,
+                 min(params.m, row + tile_rows));
+        if (block % Config::NUM_ROW_BLOCKS == Config::NUM_ROW_BLOCKS - 1)
+          raise_flags<Config>(launch, params, work);
+      });
+}
+
 template <class Config>
 __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
     swapped_reduction_kernel(const __grid_constant__ SwappedParams params) {
@@ -20,35 +39,28 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   MainloopStorage<Config>& smem = *reinterpret_cast<MainloopStorage<Config>*>(smem_bytes);
   const RankLaunch launch(params.comm);
   launch.begin_cta();
-  const SplitPlace<Config> place;
-  const TileWork work = split_work(params.tiles, place, 1);
-  const int tile_rows = params.swapped_tiles.tile_rows;
-  if (threadIdx.x == 0) split_init<Config>(smem);
+  if (threadIdx.x == 0) mainloop_init<Config>(smem);
   __syncthreads();
   cluster_meet();  // others write to this one's stages
-  const int first_column = work.m_tile * Config::BLOCK_M;
-  const RowsOfA columns = {&params.load.map_a, first_column, params.output.n - first_column};
+  const int tile_rows = params.swapped_tiles.tile_rows;
   run_roles<Config>(
       gridDim.x,
       [&] {
         ptx::prefetch_tensormap(&params.load.map_b);
-        const Tracer tracer(params.comm.trace, TRACE_LOAD);
-        tracer.begin(TraceKind::load, trace_tile(work));
-        load_operand<Config, false>(smem, params.load, columns, tile_rows, work);
-        tracer.end();
+        load_swapped_tiles<Config, false>(smem, params.load, params.output.n, tile_rows, params.tiles,
+                                          params.comm.trace);
       },
       [&](const CopyWarp& warp) {
         if (warp.warp == 0 && ptx::elect_one()) {
           ptx::prefetch_tensormap(&params.load.map_a);
-          load_operand<Config, true>(smem, params.load, columns, tile_rows, work);
+          load_swapped_tiles<Config, true>(smem, params.load, params.output.n, tile_rows, params.tiles,
+                                           params.comm.trace);
         }
         __syncwarp();
         if (warp.greets()) launch.greet();
       },
-      [&](int warpgroup) {
-        const SplitProduct product = {params.output.n, params.m, tile_rows, 1, params.comm.trace};
-        consume_split<Config>(smem, product, work, place, warpgroup, ExchangeColumns{launch, params});
-        raise_flags<Config>(launch, params, work);
+      [&](int warpgroup) __attribute__((always_inline)) {
+        exchange_tiles<Config>(launch, smem, params, warpgroup);
         finish_units<Config>(launch, params);
         if (params.reduction == Reduction::two_shot) gather_units<Config>(launch, params);
       });

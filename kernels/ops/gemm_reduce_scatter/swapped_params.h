@@ -15,7 +15,6 @@ struct SwappedParams : CudaParams {
   MergedRows merged_rows;  // one-shot: as if one owner had all
   Divisor rows_of_owner;
   SwappedTiles swapped_tiles;
-  int num_tiles;
 };
 
 }  // namespace mk::gemm_reduce_scatter

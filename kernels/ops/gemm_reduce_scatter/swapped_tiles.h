@@ -26,12 +26,14 @@ struct PartialPanels {
   }
 };
 
-// A source's tiles, one a CTA, which raises a flag at the owners of the rows that it has multiplied.
+// A source's tiles, for each of which its CTA raises a flag at the owners of the rows that it has multiplied.
 struct SwappedTiles {
+  int num_m_tiles;   // of the columns; of whole clusters
   int num_n_tiles;   // that share out the rows
   int tile_rows;     // from one to the next
   int tile_columns;  // of a tile
 
+  MK_HOST_DEVICE int size() const { return num_m_tiles * num_n_tiles; }
   MK_HOST_DEVICE int number(int m_tile, int n_tile) const { return m_tile * num_n_tiles + n_tile; }
   // Those that some rows of the product need, of columns from `column` on, follow one another.
   MK_HOST_DEVICE int first(int row, int column) const { return number(column / tile_columns, row / tile_rows); }

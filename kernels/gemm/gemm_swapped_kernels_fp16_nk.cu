@@ -3,6 +3,8 @@
 
 namespace mk {
 
-const GemmSwappedKernelTable& gemm_swapped_kernels_fp16() { return gemm_swapped_kernel_table<__half>(); }
+const GemmSwappedKernelTable& gemm_swapped_kernels_fp16_nk() {
+  return gemm_swapped_kernel_table<__half, true>();
+}
 
 }  // namespace mk
