@@ -8,12 +8,14 @@
 
 namespace mk::ring_attention {
 
-// What a CTA's role has: one that forwards takes the place of the attention.
+// What a CTA's role has: one that forwards takes the place of the attention. `rest` does not begin in the
+// padding behind that, as it otherwise would, with the room so much too small.
 template <class Config>
 struct NetworkRoom : CudaStorage<Config, PackedBlock> {
   static constexpr size_t COMPUTE_BYTES = sizeof(CudaStorage<Config, PackedBlock>);
   static constexpr size_t FORWARD_BYTES = sizeof(ForwardStorage<Config>);
-  uint8_t rest[FORWARD_BYTES > COMPUTE_BYTES ? FORWARD_BYTES - COMPUTE_BYTES : 1];
+  alignas(CudaStorage<Config, PackedBlock>)
+      uint8_t rest[FORWARD_BYTES > COMPUTE_BYTES ? FORWARD_BYTES - COMPUTE_BYTES : 1];
 };
 
 template <class Config>
@@ -60,9 +62,10 @@ const PackedNetworkTable& cuda_packed_network_kernels_fp16();
 
 template <class Config>
 constexpr PackedNetworkKernel packed_network_kernel_entry() {
-  static_assert(sizeof(PackedNetworkStorage<Config>) <= 227 * 1024);
-  return cuda_kernel_entry<Config>(ring_attention_packed_network_kernel<Config>,
-                                   sizeof(PackedNetworkStorage<Config>));
+  using Storage = PackedNetworkStorage<Config>;
+  static_assert(sizeof(Storage) <= 227 * 1024);
+  static_assert(__builtin_offsetof(Storage, packed) >= sizeof(ForwardStorage<Config>));
+  return cuda_kernel_entry<Config>(ring_attention_packed_network_kernel<Config>, sizeof(Storage));
 }
 
 template <class Element>

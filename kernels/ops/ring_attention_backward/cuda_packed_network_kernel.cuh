@@ -9,10 +9,9 @@
 
 namespace mk::ring_attention_backward {
 
+// A CTA that forwards has its room where others have the attention's.
 template <class Config>
 struct PackedNetworkStorage : PackedCudaStorage<Config, PackedNetworkParams> {
-  // A CTA that forwards has its room where others have the attention's.
-  static_assert(sizeof(ring_attention::ForwardStorage<Config>) <= sizeof(JointGradientStorage<Config>));
   ring_attention::PanelNeeds needs;
 };
 
@@ -55,9 +54,10 @@ const PackedNetworkTable& cuda_packed_network_kernels_fp16();
 
 template <class Config>
 constexpr auto packed_network_kernel_entry() {
-  static_assert(sizeof(PackedNetworkStorage<Config>) <= 227 * 1024);
-  return cuda_kernel_entry<Config>(ring_attention_backward_packed_network_kernel<Config>,
-                                   sizeof(PackedNetworkStorage<Config>));
+  using Storage = PackedNetworkStorage<Config>;
+  static_assert(sizeof(Storage) <= 227 * 1024);
+  static_assert(__builtin_offsetof(Storage, packed) >= sizeof(ring_attention::ForwardStorage<Config>));
+  return cuda_kernel_entry<Config>(ring_attention_backward_packed_network_kernel<Config>, sizeof(Storage));
 }
 
 template <class Element>
