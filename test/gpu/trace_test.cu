@@ -180,8 +180,8 @@ void check_overflow() {
 // Every tile of a plain product is loaded, multiplied and stored once, and nothing without a trace.
 void check_product(const mk::GemmShape& shape, const mk::GemmPlan& plan) {
   const std::string what = "product of " + std::to_string(plan.block_m) + "x" + std::to_string(plan.block_n) +
-                           (plan.in_clusters() ? " in pairs" : "") + ", split among " +
-                           std::to_string(plan.num_split_ctas) + ": ";
+                           (plan.is_swapped ? " swapped" : "") + (plan.in_clusters() ? " in clusters" : "") +
+                           ", split among " + std::to_string(plan.num_split_ctas) + ": ";
   auto made = mk::CudaTrace::make(plan.num_ctas(), 64);
   check(made.ok() && mk::gemm_prepare() == cudaSuccess, what + "prepare");
   if (!made.ok()) return;
@@ -196,20 +196,21 @@ void check_product(const mk::GemmShape& shape, const mk::GemmPlan& plan) {
   arguments.c = static_cast<char*>(memory) + 2 * bytes, arguments.ldc = 1104;
   arguments.workspace = memory;
   check(mk::gemm_launch(arguments, plan, nullptr) == cudaSuccess, what + "without a trace");
-  arguments.trace = {made.value()->buffer(), 3, MK_OPERATOR_GEMM_ALLREDUCE, {1000, 1100, 320, 0}};
+  arguments.trace = {made.value()->buffer(), 3, MK_OPERATOR_GEMM_ALLREDUCE, {shape.m, shape.n, shape.k, 0}};
   check(mk::gemm_launch(arguments, plan, nullptr) == cudaSuccess && cudaDeviceSynchronize() == cudaSuccess,
         what + "with one");
   const Trace seen = collect(*made.value());
   check(seen.launches.size() == 1 && seen.launches[0].epoch == 3 &&
             seen.launches[0].op == MK_OPERATOR_GEMM_ALLREDUCE &&
-            seen.launches[0].sizes == "m=1000, n=1100, k=320",
+            seen.launches[0].sizes ==
+                "m=" + std::to_string(shape.m) + ", n=" + std::to_string(shape.n) + ", k=320",
         what + "one launch");
   std::map<std::pair<TraceKind, int64_t>, int> counts;
   for (const TraceTrack& track : seen.tracks) {
     check(track.dropped == 0, what + track.name + ": nothing is missing");
     for (const TraceSpan& span : track.spans) ++counts[{span.kind, span.index}];
   }
-  const int64_t num_tiles = mk::gemm_plan_num_tiles(shape, plan);
+  const int64_t num_tiles = mk::gemm_plan_num_tiles(shape, plan) * plan.cluster.m * plan.cluster.n;
   check(static_cast<int64_t>(counts.size()) == 3 * num_tiles, what + "three kinds of spans a tile");
   // Both warpgroups have a part in a tile but in ping-pong, and all CTAs that it is split among.
   const int warpgroups = plan.ping_pong || plan.block_m == 64 ? 1 : 2;
@@ -259,6 +260,10 @@ int main() {
     check_product(shape, mk::gemm_split_plan_with(shape, tile, 3));
   for (const int num_split_ctas : {1, 2})
     check_product(shape, mk::gemm_pair_plan_with(shape, mk::GEMM_PAIR_TILES[0], num_split_ctas));
+  // All clusters' tiles lie within the product.
+  shape.m = 416, shape.n = 1024;
+  check_product(shape, mk::gemm_swapped_cluster_plan_with(shape, {128, 208, {4, 1}}, 1));
+  check_product(shape, mk::gemm_swapped_plan_with(shape, 3, {128, 104, {1, 2}}, -1));
   std::printf(failed ? "%d checks failed\n" : "all checks passed\n", failed);
   return failed != 0;
 }
