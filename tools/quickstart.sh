@@ -189,6 +189,11 @@ find_meson
 find_cuda
 build
 case $action in
-  perf) exec "$build_dir/tools/mk-perf/mk-perf" all --check ;;
+  perf)
+    # A rank on each GPU. Left to itself mk-perf starts two, and one GPU alone would have the host executor serve.
+    ranks=()
+    [ "$cuda" = disabled ] || ranks=(-g "$(compgen -G '/dev/nvidia[0-9]*' | wc -l)")
+    exec "$build_dir/tools/mk-perf/mk-perf" all --check "${ranks[@]}"
+    ;;
   test) exec "$meson" test -C "$build_dir" --no-rebuild --print-errorlogs ;;
 esac
