@@ -148,19 +148,24 @@ find_meson() {
   fi
 }
 
-# Sets `cuda`: the Hopper kernels take minutes to compile and serve only where there is a GPU.
+# Sets `cuda`: the Hopper kernels take minutes to compile and serve only where there is a GPU. And `ranks`: one on each.
+# Left to itself mk-perf starts two, and one GPU alone would have the host executor serve.
 find_cuda() {
+  local gpus
+  mapfile -t gpus < <(compgen -G '/dev/nvidia[0-9]*')
+  ranks=()
   if ! command -v nvcc >/dev/null && [ -x /usr/local/cuda/bin/nvcc ]; then
     export PATH=$PATH:/usr/local/cuda/bin
   fi
   cuda=disabled
   if ! command -v nvcc >/dev/null; then
     say "no nvcc: building the host executor only."
-  elif ! compgen -G '/dev/nvidia[0-9]*' >/dev/null; then
+  elif [ "${#gpus[@]}" -eq 0 ]; then
     say "nvcc but no GPU: building the host executor only (-Dcuda=enabled builds the Hopper kernels all the same)."
   else
     say "GPU and nvcc: building the Hopper kernels too; the first build takes several minutes."
     cuda=auto
+    ranks=(-g "${#gpus[@]}")
   fi
 }
 
@@ -189,11 +194,6 @@ find_meson
 find_cuda
 build
 case $action in
-  perf)
-    # A rank on each GPU. Left to itself mk-perf starts two, and one GPU alone would have the host executor serve.
-    ranks=()
-    [ "$cuda" = disabled ] || ranks=(-g "$(compgen -G '/dev/nvidia[0-9]*' | wc -l)")
-    exec "$build_dir/tools/mk-perf/mk-perf" all --check "${ranks[@]}"
-    ;;
+  perf) exec "$build_dir/tools/mk-perf/mk-perf" all --check "${ranks[@]}" ;;
   test) exec "$meson" test -C "$build_dir" --no-rebuild --print-errorlogs ;;
 esac

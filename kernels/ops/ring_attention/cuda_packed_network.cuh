@@ -12,6 +12,18 @@ namespace mk::ring_attention {
 constexpr int MOST_NEEDS = MAX_GPU_RANKS * MOST_PANELS;
 using PanelNeeds = RankSet[MOST_NEEDS];
 
+// Does what a CTA that forwards keeps at the beginning of a CTA's storage end before its parameters? Compilers
+// warn of offsets in types derived from others, and know them all the same.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Winvalid-offsetof"
+#pragma nv_diag_suppress 1427
+template <class Config, class Storage>
+constexpr bool has_room_to_forward() {
+  return __builtin_offsetof(Storage, packed) >= sizeof(ForwardStorage<Config>);
+}
+#pragma nv_diag_default 1427
+#pragma GCC diagnostic pop
+
 // By one thread, from begin_packed().
 template <HasNodes Params>
 __device__ __forceinline__ void settle_network(Params& params, const PanelNeeds& needs) {

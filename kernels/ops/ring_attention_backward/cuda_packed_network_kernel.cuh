@@ -56,13 +56,7 @@ template <class Config>
 constexpr auto packed_network_kernel_entry() {
   using Storage = PackedNetworkStorage<Config>;
   static_assert(sizeof(Storage) <= 227 * 1024);
-// Compilers warn of offsets in types like this one, and know them all the same.
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Winvalid-offsetof"
-#pragma nv_diag_suppress 1427
-  static_assert(__builtin_offsetof(Storage, packed) >= sizeof(ring_attention::ForwardStorage<Config>));
-#pragma nv_diag_default 1427
-#pragma GCC diagnostic pop
+  static_assert(ring_attention::has_room_to_forward<Config, Storage>());
   return cuda_kernel_entry<Config>(ring_attention_backward_packed_network_kernel<Config>, sizeof(Storage));
 }
 
