@@ -148,24 +148,19 @@ find_meson() {
   fi
 }
 
-# Sets `cuda`: the Hopper kernels take minutes to compile and serve only where there is a GPU. And `ranks`: one on each.
-# Left to itself mk-perf starts two, and one GPU alone would have the host executor serve.
+# Sets `cuda`: the Hopper kernels take minutes to compile and serve only where there is a GPU.
 find_cuda() {
-  local gpus
-  mapfile -t gpus < <(compgen -G '/dev/nvidia[0-9]*')
-  ranks=()
   if ! command -v nvcc >/dev/null && [ -x /usr/local/cuda/bin/nvcc ]; then
     export PATH=$PATH:/usr/local/cuda/bin
   fi
   cuda=disabled
   if ! command -v nvcc >/dev/null; then
     say "no nvcc: building the host executor only."
-  elif [ "${#gpus[@]}" -eq 0 ]; then
+  elif ! compgen -G '/dev/nvidia[0-9]*' >/dev/null; then
     say "nvcc but no GPU: building the host executor only (-Dcuda=enabled builds the Hopper kernels all the same)."
   else
     say "GPU and nvcc: building the Hopper kernels too; the first build takes several minutes."
     cuda=auto
-    ranks=(-g "${#gpus[@]}")
   fi
 }
 
@@ -194,6 +189,6 @@ find_meson
 find_cuda
 build
 case $action in
-  perf) exec "$build_dir/tools/mk-perf/mk-perf" all --check "${ranks[@]}" ;;
+  perf) exec "$build_dir/tools/mk-perf/mk-perf" all --check ;;
   test) exec "$meson" test -C "$build_dir" --no-rebuild --print-errorlogs ;;
 esac

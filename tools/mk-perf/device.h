@@ -67,6 +67,10 @@ struct DeviceOperations {
 // nullptr in builds without CUDA.
 const DeviceOperations* cuda_device();
 
+// That CUDA shows to this process: 0 in builds without it. Asked in a child, so that this process may still
+// fork.
+int num_gpus();
+
 // nullptr: this mk-perf cannot drive the device.
 const DeviceOperations* find_device(mk_device_t device);
 

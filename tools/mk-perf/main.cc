@@ -22,7 +22,7 @@
 namespace perf {
 namespace {
 
-constexpr int kRanksWithoutLauncher = 2;
+constexpr int kHostRanks = 2;  // without a launcher
 // A survivor learns of a dead rank within 8 s, and destroys its communicator within 5.
 constexpr int kGraceMs = 15000;
 constexpr std::chrono::seconds kIdDeadline{60};
@@ -38,6 +38,7 @@ struct RankStart {
   int local_rank = 0;
   SharedMemory* shared = nullptr;  // of ranks that mk-perf started itself
   std::string job;
+  int gpus = 0;  // that this process may use
 };
 
 // The ranks run without NVLink multicast, whichever library a baseline brings.
@@ -149,7 +150,11 @@ int run_rank(const Options& options, const RankStart& start, FILE* json, std::st
   if (!group) group = make_communicator_group(comm.get(), start.nranks, *device);
 
   const bool show_progress = start.rank == 0 && isatty(STDERR_FILENO);
-  const BenchmarkOutput output = run_benchmark({options, comm.get(), *group, *device, show_progress}, work);
+  BenchmarkOutput output = run_benchmark({options, comm.get(), *group, *device, show_progress}, work);
+  if (info.device == MK_DEVICE_HOST && start.gpus > 0) {
+    output.notes.push_back("on the host executor, though CUDA shows " + std::to_string(start.gpus) +
+                           " GPUs: each rank of a machine needs a Hopper GPU of its own");
+  }
   group.reset();
   comm.finalize();
   if (start.rank == 0) report(options, output, info.device, json);
@@ -196,21 +201,21 @@ void print_variables() {
   }
 }
 
-int run_local_ranks(const Options& options, int nranks, FILE* json) {
+int run_local_ranks(const Options& options, int nranks, int gpus, FILE* json) {
   SharedMemory shared(nranks);
   const auto body = [&](int rank, std::string& problems) {
-    return guarded_run_rank(options, {rank, nranks, rank, &shared, ""}, json, problems);
+    return guarded_run_rank(options, {rank, nranks, rank, &shared, "", gpus}, json, problems);
   };
   return report_failures(run_rank_processes(nranks, kGraceMs, body, [&] { shared.abandon(); }));
 }
 
-int run_launched_rank(const Options& options, const Launcher& launcher, FILE* json) {
+int run_launched_rank(const Options& options, const Launcher& launcher, int gpus, FILE* json) {
   if (launcher.nranks > 1 && options.id_path.empty() && !environment("MK_UNIQUE_ID")) {
     throw UsageError(launcher.name + " started " + std::to_string(launcher.nranks) +
                      " ranks: give them --id-file on a folder that all share, or MK_UNIQUE_ID");
   }
   std::string problems;
-  const RankStart start = {launcher.rank, launcher.nranks, launcher.local_rank, nullptr, launcher.job};
+  const RankStart start = {launcher.rank, launcher.nranks, launcher.local_rank, nullptr, launcher.job, gpus};
   const int code = guarded_run_rank(options, start, json, problems);
   if (!problems.empty()) {
     std::fprintf(stderr, "mk-perf: rank %d of %d: %s\n", launcher.rank, launcher.nranks, problems.c_str());
@@ -231,7 +236,8 @@ int run(int argc, char** argv) {
   }
   std::optional<Launcher> launcher;
   if (!options.local_ranks) launcher = detect_launcher(environment);
-  const int nranks = launcher ? launcher->nranks : options.local_ranks.value_or(kRanksWithoutLauncher);
+  const int gpus = options.device == MK_DEVICE_HOST ? 0 : num_gpus();
+  const int nranks = launcher ? launcher->nranks : options.local_ranks.value_or(gpus > 0 ? gpus : kHostRanks);
   if (!options.check_network) select_work(options, nranks);
   node_of_rank(options, nranks);
 
@@ -242,8 +248,8 @@ int run(int argc, char** argv) {
   }
   if (!options.trace_path.empty() && (!launcher || launcher->rank == 0)) create_trace_file(options.trace_path);
   disable_multicast();
-  return launcher ? run_launched_rank(options, *launcher, json.get())
-                  : run_local_ranks(options, nranks, json.get());
+  return launcher ? run_launched_rank(options, *launcher, gpus, json.get())
+                  : run_local_ranks(options, nranks, gpus, json.get());
 }
 
 }  // namespace

@@ -7,6 +7,8 @@ namespace perf {
 
 const DeviceOperations* cuda_device() { return nullptr; }
 
+int num_gpus() { return 0; }
+
 std::unique_ptr<GpuRanks> connect_gpus(const Context&, RankGroup&, std::string&) { return nullptr; }
 
 }  // namespace perf

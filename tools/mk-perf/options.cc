@@ -26,7 +26,8 @@ cxxopts::Options command_line() {
   options.add_options()("operator", "Positional; the text above lists them", text(""))(
       "device", "auto, host or cuda", text("auto"))(
       "g",
-      "Ranks to start on this machine, one process each (default: the launcher's ranks; 2 without a launcher)",
+      "Ranks to start on this machine, one process each (default: the launcher's ranks; without a launcher one "
+      "on each GPU, or 2 on the host)",
       cxxopts::value<std::string>(),
       "RANKS")("nodes", "Emulated nodes: consecutive ranks share memory, others talk through a transport",
                cxxopts::value<std::string>(),
