@@ -8,6 +8,7 @@
 #include "kernels/cuda/rank_gemm_plan_parts.h"
 #include "kernels/device/rank_gemm_tiles.h"
 #include "kernels/ops/allgather_gemm/plan.h"
+#include "kernels/ops/allgather_gemm/push_units.h"
 #include "kernels/ops/allgather_gemm/wgrad_order.h"
 
 namespace mk {
@@ -15,7 +16,6 @@ namespace {
 
 using allgather_gemm::WgradOrder;
 
-constexpr int MAX_PANELS = 8;
 constexpr int MIN_PANEL_STEPS = 4;
 // Tiles of so few rows are those of all ranks, whatever the model says; of up to MOST_ROWS_OF_MERGED, where it
 // does. Of tiles of one rank's rows, in one wave as well, half wait for rows while the others are computed.
@@ -300,9 +300,10 @@ Status plan_gather(const GemmCall& call, int rank, int nranks, int num_sms, cons
   if (num_sms == 0) return {};
   // Tiles in flight at once would wait for their data together: panels.
   const double few = static_cast<double>(max_rows * call.k * 2) / FEW_ROWS_PANEL_BYTES;
-  const int64_t most_panels = max_rows <= CHUNK_ROWS && !to.is_between_nodes
-                                  ? std::clamp<int64_t>(static_cast<int64_t>(few), 1, MAX_PANELS)
-                                  : MAX_PANELS;
+  const int64_t most_panels =
+      max_rows <= CHUNK_ROWS && !to.is_between_nodes
+          ? std::clamp<int64_t>(static_cast<int64_t>(few), 1, allgather_gemm::MAX_PANELS)
+          : allgather_gemm::MAX_PANELS;
   to.num_panels = static_cast<int>(std::clamp<int64_t>(
       std::min(k_steps / MIN_PANEL_STEPS, kFlagsPerBank / flags_per_panel), 1, most_panels));
   to.panel_steps = static_cast<int>(std::max<int64_t>(1, ceil_div(k_steps, to.num_panels)));
@@ -313,8 +314,6 @@ Status plan_gather(const GemmCall& call, int rank, int nranks, int num_sms, cons
     const double bytes = static_cast<double>(max_rows * call.k * 2) * (to.merged ? nranks : nranks - 1);
     choose_late_workers(call, to.merged ? call.m : max_rows, bytes, num_sms, to);
   }
-  to.awaits_all_rows = to.merged && !has_clusters && !to.is_between_nodes && to.tile_rows > 1 &&
-                       call.n * call.k * 2 > MOST_B_BYTES_IN_L2;
   to.sweeps_columns = sweeps_columns(call, nranks, num_sms, to);
   to.area_bytes = call.m * round_up(call.k * 2, 16);
   fill_public_plan(call, nranks, num_sms, to);

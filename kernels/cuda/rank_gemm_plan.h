@@ -28,11 +28,10 @@ struct RankGemmPlan {
   // All-gather.
   int num_panels = 1;
   int panel_steps = 1;
-  int num_late = 0;              // CTAs that first push and then compute
-  int late_tile = 0;             // whole tiles that are dealt out among the others before
-  bool shares_tiles = false;     // see LateTileSchedule
-  bool awaits_all_rows = false;  // see allgather_gemm::CudaParams
-  bool sweeps_columns = false;   // tiles of the same columns are computed at the same time, though not merged
+  int num_late = 0;             // CTAs that first push and then compute
+  int late_tile = 0;            // whole tiles that are dealt out among the others before
+  bool shares_tiles = false;    // see LateTileSchedule
+  bool sweeps_columns = false;  // tiles of the same columns are computed at the same time, though not merged
   // Reductions.
   bool is_between_nodes = false;
   bool is_paced = false;     // pushes leave the links free most of the time

@@ -21,6 +21,7 @@ struct EmulatedConfig {
 template <>
 struct alignas(128) RankGemmStorage<EmulatedConfig> {
   PushStorage<NUM_PUSH_WARPS, PUSH_PIECE_BYTES> push;
+  allgather_gemm::PanelBarriers panels;
   uint8_t rest[sizeof(PushCtaStorage<EmulatedConfig::NUM_THREADS>)];  // of a push CTA
 };
 
@@ -34,8 +35,8 @@ constexpr int kComputeCtas = 4;
 constexpr int kMostPushCtas = 2;
 constexpr int kColumnTiles = 2;
 
-// swept: of sources, all rows of tiles before the next column. waiting: merged, and each for all rows.
-enum class Tiles { of_sources, swept, merged, waiting, shared };
+// swept: of sources, all rows of tiles before the next column.
+enum class Tiles { of_sources, swept, merged, shared };
 
 struct GatherShape {
   Shape rows;
@@ -56,8 +57,7 @@ class NodeGatherRank : public GatherRank {
     CudaParams params{};
     describe(shape.rows, &params);
     const int nranks = params.comm.nranks;
-    params.awaits_all_rows = shape.tiles == Tiles::waiting;
-    params.merged = shape.tiles == Tiles::merged || params.awaits_all_rows;
+    params.merged = shape.tiles == Tiles::merged;
     const auto tile_rows =
         static_cast<int>(ceil_div(params.merged ? shape.rows.m : params.max_rows, EmulatedConfig::BLOCK_M));
     params.order = {std::max(1, tile_rows), params.merged ? 0 : nranks - 1};
@@ -101,12 +101,15 @@ class NodeGatherRank : public GatherRank {
         allgather_gemm::run_push_cta<EmulatedConfig>(launch, params, reinterpret_cast<uint8_t*>(&smem));
       if (!is_late || params.late_tiles.num_workers > num_early) {
         if (is_late) push_cta_end(reinterpret_cast<PushCtaStorage<EmulatedConfig::NUM_THREADS>&>(smem));
+        if (threadIdx.x == 0) {
+          push_init(smem.push);
+          allgather_gemm::panels_init(smem.panels);
+        }
         __syncthreads();
         const int warp = static_cast<int>(threadIdx.x / 32) - 1;
-        if (warp < 0 && threadIdx.x == 0) produce(launch, params, epoch);
-        if (warp == NUM_PUSH_WARPS && blockIdx.x == 0) launch.greet();
-        if (warp >= 0 && !is_late)
-          allgather_gemm::run_copy_warp(launch, params, smem.push, CopyWarp{warp, num_early});
+        if (warp < 0 && threadIdx.x == 0) produce(launch, params, smem.panels, epoch);
+        if (warp >= 0)
+          allgather_gemm::run_copy_warp(launch, params, smem.push, &smem.panels, CopyWarp{warp, num_early});
       }
       launch.end_cta();
     });
@@ -114,9 +117,10 @@ class NodeGatherRank : public GatherRank {
   }
 
  private:
-  void produce(const RankLaunch& launch, const CudaParams& params, uint64_t epoch) {
+  void produce(const RankLaunch& launch, const CudaParams& params, allgather_gemm::PanelBarriers& here,
+               uint64_t epoch) {
     RankTileCursor tiles(params.late_tiles, static_cast<int>(blockIdx.x), params.order);
-    allgather_gemm::PanelWaits<EmulatedConfig::BLOCK_M, CudaParams> panels(launch, params);
+    allgather_gemm::PanelWaits<EmulatedConfig::BLOCK_M, CudaParams> panels(launch, params, here);
     TileWork work;
     while (tiles.next(&work, EmulatedConfig::BLOCK_M,
                       [&](int position) { return allgather_gemm::rows_at(params, position); })) {
@@ -185,8 +189,10 @@ TEST_CASE("inside a node a tile's rows are there when its panels have been waite
                    GatherShape{{nranks * 60, 520, 64, 3}, 0, false, Tiles::shared, false},
                    GatherShape{{37, 200, 32, 2}, 0, false, Tiles::merged, true},
                    GatherShape{{130, 72}, 1, false, Tiles::merged, false},
+                   GatherShape{{600, 330, 32, 3}, 1, true, Tiles::merged, true},
                    GatherShape{{3, 24}, 0, false, Tiles::merged, true},
-                   GatherShape{{150, 520, 32, 2}, 0, false, Tiles::waiting, true},
+                   GatherShape{{200, 256, 32, 4}, 0, false, Tiles::merged, false},
+                   GatherShape{{150, 520, 32, 2}, 0, false, Tiles::merged, true},
                    GatherShape{{300, 520, 32, 2}, 0, false, Tiles::swept, false},
                    GatherShape{{1, 600, 32, 4}, 0, false, Tiles::of_sources, true},
                    GatherShape{{0, 64}, 0, false, Tiles::of_sources, false},

@@ -148,7 +148,7 @@ class WgradRank : public GatherRank {
         } else if (warp == 1 + NUM_COPY_WARPS && threadIdx.x % 32 == 0) {
           consume(smem.mainloop, params);
         } else if (warp >= 1 && warp <= NUM_COPY_WARPS) {
-          allgather_gemm::run_network_copy_warp(launch, params, smem,
+          allgather_gemm::run_network_copy_warp(launch, params, smem.push, nullptr,
                                                 CopyWarp{warp - 1, params.tiles.num_workers});
         }
       }

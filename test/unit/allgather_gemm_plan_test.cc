@@ -184,7 +184,7 @@ TEST_CASE("an all-gather of some hundred rows has its operands swapped") {
       const RankGemmPlan& plan = planned.value();
       CAPTURE(nranks, m, n);
       CHECK((plan.gemm.is_swapped && plan.gemm.in_clusters() && plan.gemm.num_split_ctas == 1));
-      CHECK((plan.merged && plan.plan.copy_ctas == 0 && !plan.awaits_all_rows && !plan.shares_tiles));
+      CHECK((plan.merged && plan.plan.copy_ctas == 0 && !plan.shares_tiles));
       CHECK(plan.plan.compute_ctas == plan.gemm.num_ctas());
       bool has_kernel = false;
       for (const GemmSwappedTile& tile : RANK_SWAPPED_TILES) {
@@ -303,11 +303,8 @@ TEST_CASE("few rows and weights that the L2 does not hold: whole tiles, which be
   CHECK(large.merged);
   CHECK(large.tile_rows == 2);
   CHECK(large.gemm.num_streamk_tiles == 0);
-  CHECK(large.awaits_all_rows);
-  CHECK(planned(256, 14336, 8192).awaits_all_rows);
-  CHECK(!planned(64, 28672, 8192).awaits_all_rows);    // one row of tiles
-  CHECK(!planned(256, 8192, 2048).awaits_all_rows);    // weights that stay
-  CHECK(!planned(1024, 28672, 8192).awaits_all_rows);  // tiles of one source
+  CHECK(planned(256, 14336, 8192).merged);
+  CHECK(!planned(1024, 28672, 8192).merged);  // tiles of one source
   CHECK(large.gemm.block_n == 224);
 }
 

@@ -58,60 +58,71 @@ __device__ __forceinline__ SourceTile source_tile(const Params& params, const Ti
   return {source, begin + first_row, begin + rows_of(params, source), first_row};
 }
 
-// Returns when a panel of columns of a tile's rows has arrived. Of few flags each is acquired: a fence waits
+// Of merged tiles: a panel of all ranks' rows has arrived.
+struct PanelBarriers {
+  uint64_t here[MAX_PANELS];
+};
+
+// By one thread, before a fence.mbarrier_init and a CTA-wide barrier.
+__device__ __forceinline__ void panels_init(PanelBarriers& panels) {
+  for (uint64_t& here : panels.here) ptx::mbarrier_init(&here, 1);
+}
+
+// By a copy warp, for its CTA: sees the flags of all ranks' rows at once, which would take one thread 0.7 to
+// 1.4 us each, and tells of panel after panel.
+__device__ __forceinline__ void watch_panels(const RankLaunch& launch, const CudaParams& params,
+                                             PanelBarriers& panels) {
+  const Schedule& schedule = params.schedule;
+  const int lane = threadIdx.x % 32;
+  const int num_flags = params.comm.nranks * schedule.max_chunks;
+  bool goes_on = true;
+#pragma unroll 1
+  for (int panel = 0; panel < params.num_panels; ++panel) {
+#pragma unroll 1
+    for (int first = 0; first < num_flags && goes_on; first += 32) {
+      const int source = (first + lane) / schedule.max_chunks;
+      const int chunk = first + lane - source * schedule.max_chunks;
+      const bool waits = source < params.comm.nranks && chunk * schedule.chunk_rows < rows_of(params, source);
+      const int flag = waits ? schedule.flag(source, chunk) * params.num_panels + panel : 0;
+      goes_on = launch.watch_flags(waits, flag, DeviceRole::compute, DeviceObject::chunk, source, chunk);
+    }
+    if (lane == 0) ptx::mbarrier_arrive(&panels.here[panel]);
+  }
+}
+
+// Returns when a panel of a source's rows of a tile has arrived. Flags are acquired one by one: a fence waits
 // for all that is on its way, which beside pushes took longer than a ring of stages lasts.
 template <int BLOCK_M>
 __device__ __forceinline__ void wait_panel(const RankLaunch& launch, const CudaParams& params,
                                            const SourceTile& tile, int panel) {
-  const Schedule& schedule = params.schedule;
-  const int first_row = params.awaits_all_rows ? 0 : tile.begin;
-  const int last_row = params.awaits_all_rows ? params.m - 1 : min(tile.begin + BLOCK_M, tile.end) - 1;
-  const int first_source = tile.source >= 0 ? tile.source : first_row / params.max_rows;
-  const int last_source = tile.source >= 0 ? tile.source : last_row / params.max_rows;
-  const int chunk_rows = static_cast<int>(schedule.chunk_rows);
-  const bool has_many = last_source > first_source + 1;
-  for (int source = first_source; source <= last_source; ++source) {
-    const int begin = source * params.max_rows;
-    const int first = max(first_row - begin, 0);
-    const int last = min(last_row - begin, rows_of(params, source) - 1);
-    for (int chunk = first / chunk_rows; chunk <= last / chunk_rows; ++chunk) {
-      const int flag = schedule.flag(source, chunk) * params.num_panels + panel;
-      if (has_many) {
-        launch.see_flag(flag, DeviceRole::compute, DeviceObject::chunk, source, chunk);
-      } else {
-        launch.wait_flag(flag, DeviceRole::compute, DeviceObject::chunk, source, chunk);
-      }
-    }
+  const int chunk_rows = static_cast<int>(params.schedule.chunk_rows);
+  const int last_row = min(tile.first_row + BLOCK_M, rows_of(params, tile.source)) - 1;
+  for (int chunk = tile.first_row / chunk_rows; chunk <= last_row / chunk_rows; ++chunk) {
+    launch.wait_flag(params.schedule.flag(tile.source, chunk) * params.num_panels + panel, DeviceRole::compute,
+                     DeviceObject::chunk, tile.source, chunk);
   }
-  if (has_many) ptx::fence_acq_rel_sys();
-  // TMA is another proxy than the loads that saw the flags.
-  ptx::fence_proxy_async_global();
 }
 
 // Which of the maps of gathered rows are this launch's. Waits for the other ranks' entries, where they may
 // write to each other's outputs: asked when their rows are wanted, and not before.
 class GatheredMap {
  public:
-  __device__ __forceinline__ GatheredMap(const RankLaunch& launch, const CudaParams& params)
-      : map_(launch.bank()), is_known_(params.comm.entry.output_offset == kNoOutput) {}
   __device__ __forceinline__ int get(const RankLaunch& launch) {
-    if (!is_known_ && launch.writes_outputs()) map_ = MAP_OF_OUTPUT;
-    is_known_ = true;
+    if (map_ < 0) map_ = launch.writes_outputs() ? MAP_OF_OUTPUT : launch.bank();
     return map_;
   }
 
  private:
-  int map_;
-  bool is_known_;
+  int map_ = -1;
 };
 
 // What a producer does before it loads rows of a tile: waits for each panel when it is due; not again for those
-// of a row of tiles of which it has had a whole tile.
+// of a row of tiles, or of merged ones at all, of which it has had a whole tile.
 template <int BLOCK_M, class Params>
 class PanelWaits {
  public:
-  __device__ __forceinline__ PanelWaits(const RankLaunch& launch, const Params& params)
-      : launch_(launch), params_(params) {}
+  __device__ __forceinline__ PanelWaits(const RankLaunch& launch, const Params& params, PanelBarriers& panels)
+      : launch_(launch), params_(params), panels_(panels) {}
 
   // Before the tile's first k-step.
   __device__ __forceinline__ void begin(const SourceTile& tile, const TileWork& work) {
@@ -119,17 +130,25 @@ class PanelWaits {
     const uint32_t bit = work.m_tile < 32 ? 1u << work.m_tile : 0;
     next_step_ = tile.source == params_.comm.rank || (here_ & bit) != 0 ? work.k_end : 0;
     // When this tile has been.
-    if (work.k_end - work.k_begin == params_.tiles.num_k_steps) here_ |= params_.awaits_all_rows ? ~0u : bit;
+    if (work.k_end - work.k_begin == params_.tiles.num_k_steps) here_ |= params_.merged ? ~0u : bit;
   }
   __device__ __forceinline__ void operator()(int k_step) {
     if (k_step < next_step_) return;
-    wait_panel<BLOCK_M>(launch_, params_, tile_, k_step / params_.panel_steps);
-    next_step_ = (k_step / params_.panel_steps + 1) * params_.panel_steps;
+    const int panel = k_step / params_.panel_steps;
+    if (params_.merged) {
+      mbarrier_wait(&panels_.here[panel], 0);
+    } else {
+      wait_panel<BLOCK_M>(launch_, params_, tile_, panel);
+    }
+    // TMA is another proxy than the loads that saw the flags.
+    ptx::fence_proxy_async_global();
+    next_step_ = (panel + 1) * params_.panel_steps;
   }
 
  private:
   const RankLaunch& launch_;
   const Params& params_;
+  PanelBarriers& panels_;
   SourceTile tile_{};
   int next_step_ = 0;  // the first of a panel not waited for
   uint32_t here_ = 0;  // the first rows of tiles, a bit each: all of the row's panels are there
@@ -151,18 +170,30 @@ __device__ __forceinline__ void await_pushes(const CudaParams& params, Storage& 
   if (static_cast<int>(blockIdx.x) < params.tiles.num_workers) mbarrier_wait(&push.begun, 0);
 }
 
+template <class Config>
+struct GatherStorage : RankGemmStorage<Config> {
+  PanelBarriers panels;
+};
+
+// By one thread of the CTA, before a CTA-wide barrier.
+template <class Config>
+__device__ __forceinline__ void gather_init(GatherStorage<Config>& smem) {
+  panels_init(smem.panels);
+  storage_init<Config>(smem);
+}
+
 template <class Config, class Params>
-__device__ __forceinline__ void produce(const RankLaunch& launch, RankGemmStorage<Config>& smem,
+__device__ __forceinline__ void produce(const RankLaunch& launch, GatherStorage<Config>& smem,
                                         const Params& params) {
-  GatheredMap map_gathered(launch, params);
+  GatheredMap map_gathered;
   ptx::prefetch_tensormap(&params.load.map_a);
   ptx::prefetch_tensormap(&params.load.map_b);
-  ptx::prefetch_tensormap(&params.map_gathered[launch.bank()]);
+  for (int bank = 0; bank < MAP_OF_OUTPUT; ++bank) ptx::prefetch_tensormap(&params.map_gathered[bank]);
   RankTileCursor tiles(tile_schedule(params), blockIdx.x, tile_order(params));
   StageCursor<Config::NUM_STAGES> stages;
   const CtasInStep in_step = ctas_in_step<Config>(params);
   in_step.begin();
-  PanelWaits<Config::BLOCK_M, Params> panels(launch, params);
+  PanelWaits<Config::BLOCK_M, Params> panels(launch, params, smem.panels);
   TileWork work;
   while (tiles.next(&work, Config::BLOCK_M, [&](int position) { return rows_at(params, position); })) {
     const SourceTile tile = source_tile<Config::BLOCK_M>(params, work);
@@ -309,14 +340,22 @@ __device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaPa
       [&](int step) { return rank >= step ? rank - step : rank - step + nranks; }, done);
 }
 
-// The push warp beside a product, which signals itself. All CTAs' first units are the first panels, for which
-// peers have tiles waiting.
+// Which copy warp of a CTA watches panels: the one that never pushes. That of CTA 0 meets the other ranks
+// first, which takes longer than few rows are on their way; then it is the one before it.
+__device__ __forceinline__ int watching_warp(const CudaParams& params) {
+  return blockIdx.x == 0 && params.num_panels == 1 ? NUM_PUSH_WARPS - 1 : NUM_PUSH_WARPS;
+}
+
+// The push warps beside a product, which signal themselves. All CTAs' first units are the first panels, for
+// which peers have tiles waiting; CTA 0, whose fences also wait for what it tells the host, has its last.
 template <class Storage>
 __device__ __forceinline__ void push_beside_product(const RankLaunch& launch, const CudaParams& params,
                                                     Storage& storage, int warp, int num_warps) {
   const PushUnits& units = params.push_units;
-  const PushTickets tickets = {warp * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x),
-                               num_warps * static_cast<int>(gridDim.x)};
+  const int num_ctas = static_cast<int>(gridDim.x);
+  const int cta = blockIdx.x == 0 ? num_ctas - 1 : static_cast<int>(blockIdx.x) - 1;
+  const bool one_watches = num_warps == NUM_PUSH_WARPS && params.merged && params.num_panels == 1;  // in CTA 0
+  const PushTickets tickets = {warp * num_ctas + cta, num_warps * num_ctas - (one_watches ? 1 : 0)};
   push_rows(launch, params, storage, warp, tickets, 1, [&](uint64_t note) {
     if (threadIdx.x % 32 == 0) {
       uint32_t expected = 0;
@@ -359,7 +398,7 @@ __device__ __forceinline__ void run_push_cta(const RankLaunch& launch, const Cud
 // Brings all rows to the caller's gathered A, or waits until their owners have.
 template <class Params>
 __device__ __forceinline__ void gather_rows(const RankLaunch& launch, const Params& params,
-                                            const CopyWarp& warp) {
+                                            PanelBarriers* panels, const CopyWarp& warp) {
   const Schedule& schedule = params.schedule;
   const bool writes_outputs = launch.writes_outputs();
   const int pieces_per_chunk = static_cast<int>(ceil_div(schedule.chunk_rows, params.piece_rows));
@@ -379,6 +418,10 @@ __device__ __forceinline__ void gather_rows(const RankLaunch& launch, const Para
     const bool is_pushed = source != params.comm.rank || (writes_outputs && params.merged);
     if (is_pushed) {
       for (int panel = 0; panel < params.num_panels; ++panel) {
+        if (panels != nullptr && params.merged) {
+          mbarrier_wait(&panels->here[panel], 0);
+          continue;
+        }
         launch.wait_flag(schedule.flag(source, chunk) * params.num_panels + panel, DeviceRole::gather,
                          DeviceObject::chunk, source, chunk);
       }
@@ -480,28 +523,34 @@ class FinishTile {
   RankGemmStorage<Config>& smem_;
 };
 
-// What a copy warp of a CTA that computes does.
+// What a copy warp of a CTA that computes does. `panels`: null where no tiles are merged.
 template <class Storage>
 __device__ __forceinline__ void run_copy_warp(const RankLaunch& launch, const CudaParams& params, Storage& push,
-                                              const CopyWarp& warp) {
+                                              PanelBarriers* panels, const CopyWarp& warp) {
   if (warp.greets()) launch.greet();
+  const bool watches =
+      panels != nullptr && params.merged && params.schedule.k > 0 && warp.warp == watching_warp(params);
+  if (warp.pushes() && watches) push_nothing(push);
+  if (watches) watch_panels(launch, params, *panels);
+  // A CTA that has pushed before it computes.
+  if (static_cast<int>(blockIdx.x) >= warp.num_ctas) return;
   // One push warp a CTA that feeds several peers keeps the links busy; with two the first panels would come
   // later. A unit for one peer takes as long to get away.
   const int num_warps = params.comm.nranks == 2 ? NUM_PUSH_WARPS : 1;
-  if (warp.warp < num_warps && params.schedule.k > 0 &&
+  if (warp.warp < num_warps && !watches && params.schedule.k > 0 &&
       static_cast<int>(gridDim.x) == params.tiles.num_workers) {
     push_beside_product(launch, params, push, warp.warp, num_warps);
-  } else if (warp.pushes()) {
+  } else if (warp.pushes() && !watches) {
     push_nothing(push);
   }
-  if (params.a_gathered != nullptr) gather_rows(launch, params, warp);
+  if (params.a_gathered != nullptr) gather_rows(launch, params, panels, warp);
 }
 
 template <class Config>
 __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
     allgather_gemm_kernel(const __grid_constant__ CudaParams params) {
   extern __shared__ __align__(1024) uint8_t smem_bytes[];
-  RankGemmStorage<Config>& smem = *reinterpret_cast<RankGemmStorage<Config>*>(smem_bytes);
+  GatherStorage<Config>& smem = *reinterpret_cast<GatherStorage<Config>*>(smem_bytes);
   const RankLaunch launch(params.comm);
   launch.begin_cta();
   const int num_early = params.tiles.num_workers;
@@ -513,13 +562,11 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
     }
     push_cta_end(*reinterpret_cast<PushCtaStorage<Config::NUM_THREADS>*>(smem_bytes));
   }
-  if (threadIdx.x == 0) storage_init(smem);
+  if (threadIdx.x == 0) gather_init(smem);
   __syncthreads();
   run_roles<Config>(
       num_early, [&] { produce<Config>(launch, smem, params); },
-      [&](const CopyWarp& warp) {
-        if (static_cast<int>(blockIdx.x) < warp.num_ctas) run_copy_warp(launch, params, smem.push, warp);
-      },
+      [&](const CopyWarp& warp) { run_copy_warp(launch, params, smem.push, &smem.panels, warp); },
       [&](int warpgroup) {
         RankTileCursor tiles(tile_schedule(params), blockIdx.x, tile_order(params));
         consumer_role<Config, TileWork, Config::IS_LARGE ? TilesAre::alike : TilesAre::settled>(
@@ -535,8 +582,8 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
 template <GemmTile TILE, class Element, bool B_TRANSPOSED>
 constexpr RankGemmKernel<CudaParams> cuda_kernel_entry() {
   using Config = RankGemmConfig<TILE, Element, B_TRANSPOSED>;
-  static_assert(sizeof(RankGemmStorage<Config>) <= 227 * 1024);
-  return {allgather_gemm_kernel<Config>, Config::NUM_THREADS, sizeof(RankGemmStorage<Config>)};
+  static_assert(sizeof(GatherStorage<Config>) <= 227 * 1024);
+  return {allgather_gemm_kernel<Config>, Config::NUM_THREADS, sizeof(GatherStorage<Config>)};
 }
 
 template <class Element>

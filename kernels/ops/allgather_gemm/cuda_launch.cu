@@ -103,7 +103,6 @@ class ForwardLaunchOf : public RankGemmLaunch {
     params_.late_tiles = late_tiles_of(params_.tiles, plan);
     params_.order = {std::max(1, plan.tile_rows), num_in_turn(plan, comm)};
     const int chunk_rows = plan.plan.chunk_rows, block_m = plan.gemm.block_m;
-    params_.awaits_all_rows = plan.awaits_all_rows;
     const PushOrder order = {plan.merged ? 0 : params_.order.tile_rows,
                              std::max(1, params_.order.num_in_turn) * std::max(1, chunk_rows / block_m),
                              params_.tiles.group_m,

@@ -254,16 +254,19 @@ __device__ __forceinline__ void run_network_push_cta(const RankLaunch& launch, c
 }
 
 // What a copy warp of a CTA that computes does.
-template <class Config, class Params>
+template <class Storage, class Params>
 __device__ __forceinline__ void run_network_copy_warp(const RankLaunch& launch, const Params& params,
-                                                      RankGemmStorage<Config>& smem, const CopyWarp& warp) {
+                                                      Storage& push, PanelBarriers* panels,
+                                                      const CopyWarp& warp) {
+  if (panels != nullptr && params.merged && params.schedule.k > 0 && !warp.pushes())
+    watch_panels(launch, params, *panels);
   const bool has_push_ctas = static_cast<int>(gridDim.x) > params.tiles.num_workers + NUM_NETWORK_CTAS;
   if (warp.warp == 0 && params.schedule.k > 0 && !has_push_ctas) {
-    push_beside_network_product(launch, params, smem.push);
+    push_beside_network_product(launch, params, push);
   } else if (warp.pushes()) {
-    push_nothing(smem.push);
+    push_nothing(push);
   }
-  if (params.a_gathered != nullptr) gather_rows(launch, params, warp);
+  if (params.a_gathered != nullptr) gather_rows(launch, params, panels, warp);
 }
 
 // The CTA that has the network: a warp a role, and at the end the launch's puts.
@@ -292,7 +295,7 @@ template <class Config>
 __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
     allgather_gemm_network_kernel(const __grid_constant__ NetworkParams params) {
   extern __shared__ __align__(1024) uint8_t smem_bytes[];
-  RankGemmStorage<Config>& smem = *reinterpret_cast<RankGemmStorage<Config>*>(smem_bytes);
+  GatherStorage<Config>& smem = *reinterpret_cast<GatherStorage<Config>*>(smem_bytes);
   const RankLaunch launch(params.comm);
   const int num_workers = params.tiles.num_workers;
   launch.begin_cta();
@@ -301,11 +304,11 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
     launch.end_cta();
     return;
   }
-  if (threadIdx.x == 0) storage_init(smem);
+  if (threadIdx.x == 0) gather_init(smem);
   __syncthreads();
   run_roles<Config>(
       num_workers, [&] { produce<Config>(launch, smem, params); },
-      [&](const CopyWarp& warp) { run_network_copy_warp(launch, params, smem, warp); },
+      [&](const CopyWarp& warp) { run_network_copy_warp(launch, params, smem.push, &smem.panels, warp); },
       [&](int warpgroup) {
         RankTileCursor tiles(params.tiles, blockIdx.x, tile_order(params));
         consumer_role<Config, TileWork, Config::IS_LARGE ? TilesAre::alike : TilesAre::settled>(
@@ -324,8 +327,8 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
 template <GemmTile TILE, class Element, bool B_TRANSPOSED>
 constexpr RankGemmKernel<NetworkParams> cuda_network_kernel_entry() {
   using Config = GemmConfig<TILE.block_m, TILE.block_n, TILE.ping_pong, Element, false, B_TRANSPOSED>;
-  static_assert(sizeof(RankGemmStorage<Config>) <= 227 * 1024);
-  return {allgather_gemm_network_kernel<Config>, Config::NUM_THREADS, sizeof(RankGemmStorage<Config>)};
+  static_assert(sizeof(GatherStorage<Config>) <= 227 * 1024);
+  return {allgather_gemm_network_kernel<Config>, Config::NUM_THREADS, sizeof(GatherStorage<Config>)};
 }
 
 template <class Element>

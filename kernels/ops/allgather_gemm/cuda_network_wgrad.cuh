@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   __syncthreads();
   run_roles<Config>(
       params.tiles.num_workers, [&] { produce_wgrad<Config>(launch, smem.mainloop, params); },
-      [&](const CopyWarp& warp) { run_network_copy_warp(launch, params, smem, warp); },
+      [&](const CopyWarp& warp) { run_network_copy_warp(launch, params, smem.push, nullptr, warp); },
       [&](int warpgroup) { consume_wgrad<Config>(smem, params, warpgroup); });
   launch.end_cta();
 }

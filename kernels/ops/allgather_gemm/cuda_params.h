@@ -29,16 +29,13 @@ struct CudaParams {
   Schedule schedule;            // its topology's arrays are not for the device
   int m;                        // rows over all ranks
   int max_rows;                 // of a source: what all but the last ones have
-  // Few rows: tiles run across the borders of sources, and this rank's own rows go through the receive area,
-  // too.
+  // Few rows: tiles run across the borders of sources, wait for all ranks' rows, panel by panel, and this
+  // rank's own rows go through the receive area, too.
   bool merged;
-  // Merged, and B is more than the L2 holds: tiles of the same columns are computed at the same time, and begin
-  // when all of their rows are there.
-  bool awaits_all_rows;
   PushUnits push_units;
   // A chunk travels in panels of columns, each with a flag of its own, together with the others that are
   // computed at the same time: their tiles then compute along with the arrival, and not one after another.
-  int num_panels;
+  int num_panels;      // up to MAX_PANELS
   int panel_steps;     // k-steps a panel
   int piece_rows;      // of a chunk, that a warp brings to the gathered A at a time
   int num_split_ctas;  // of a cluster, which share a tile's inner dimension

@@ -21,18 +21,19 @@ struct SplitStorage {
   MainloopStorage<Config> mainloop;  // the stages, and when all CTAs have multiplied, partial sums
   EpilogueBuffers<1> epilogue[Config::NUM_CONSUMER_WARPS];
   PushStorage<NUM_PUSH_WARPS, PUSH_PIECE_BYTES> push;
+  PanelBarriers panels;
 };
 
 template <class Config>
 __device__ __forceinline__ void produce_split(const RankLaunch& launch, SplitStorage<Config>& smem,
                                               const CudaParams& params, const TileWork& work) {
-  GatheredMap map_gathered(launch, params);
+  GatheredMap map_gathered;
   ptx::prefetch_tensormap(&params.load.map_b);
   const int first_row = work.m_tile * Config::BLOCK_M;
   const Tracer tracer(params.comm.trace, TRACE_LOAD);
   tracer.begin(TraceKind::load, trace_tile(work));
   StageCursor<Config::NUM_STAGES> stages;
-  PanelWaits<Config::BLOCK_M, CudaParams> panels(launch, params);
+  PanelWaits<Config::BLOCK_M, CudaParams> panels(launch, params, smem.panels);
   panels.begin({-1, first_row, params.m, first_row}, work);
   await_pushes(params, smem.push);
   const CUtensorMap* map_a = &params.map_gathered[map_gathered.get(launch)];
@@ -53,13 +54,14 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   const TileWork work = split_work(params.tiles, place, params.num_split_ctas);
   if (threadIdx.x == 0) {
     push_init(smem.push);
+    panels_init(smem.panels);
     split_init<Config>(smem.mainloop);
   }
   __syncthreads();
   if constexpr (Config::IN_CLUSTERS) cluster_meet();  // the other one writes to this one's stages
   run_roles<Config>(
       gridDim.x, [&] { produce_split<Config>(launch, smem, params, work); },
-      [&](const CopyWarp& warp) { run_copy_warp(launch, params, smem.push, warp); },
+      [&](const CopyWarp& warp) { run_copy_warp(launch, params, smem.push, &smem.panels, warp); },
       [&](int warpgroup) {
         const SplitProduct product = {params.m, params.epilogue.n, Config::BLOCK_N, params.num_split_ctas,
                                       params.comm.trace};

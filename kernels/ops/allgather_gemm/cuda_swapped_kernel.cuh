@@ -17,6 +17,7 @@ template <class Config>
 struct SwappedStorage {
   MainloopStorage<Config> mainloop;
   PushStorage<NUM_PUSH_WARPS, PUSH_PIECE_BYTES> push;
+  PanelBarriers panels;
 };
 
 // Of the gathered matrix, from one tile to the next, as gemm_plan_tile_columns() has them.
@@ -29,12 +30,12 @@ __device__ __forceinline__ int tile_rows(const CudaParams& params) {
 template <class Config>
 __device__ __forceinline__ void produce_swapped(const RankLaunch& launch, SwappedStorage<Config>& smem,
                                                 const CudaParams& params) {
-  GatheredMap map_gathered(launch, params);
+  GatheredMap map_gathered;
   ptx::prefetch_tensormap(&params.load.map_a);
   const int num_rows = tile_rows<Config>(params);
   ClusterTileCursor<Config, LateTileSchedule> tiles(params.late_tiles);
   StageCursor<Config::NUM_STAGES> stages;
-  PanelWaits<Config::BLOCK_N, CudaParams> panels(launch, params);
+  PanelWaits<Config::BLOCK_N, CudaParams> panels(launch, params, smem.panels);
   bool is_first = true;
   TileWork work;
   while (tiles.next(&work)) {
@@ -46,10 +47,9 @@ __device__ __forceinline__ void produce_swapped(const RankLaunch& launch, Swappe
     of_rows.m_tile = work.n_tile;
     panels.begin({-1, first_row, min(first_row + num_rows, params.m), first_row}, of_rows);
     if (is_first) await_pushes(params, smem.push);
-    const CUtensorMap* map_rows = &params.map_gathered[map_gathered.get(launch)];
-
     const StageBoxes b_boxes = a_stage_boxes<Config>(params.load, params.epilogue.n - first_column);
     const StageBoxes row_boxes = b_stage_boxes<Config>(params.load, first_row, num_rows);
+    const CUtensorMap* map_rows = &params.map_gathered[map_gathered.get(launch)];
     const auto load_b = [&](int stage, int k_step) {
       ptx::mbarrier_arrive_expect_tx(&smem.mainloop.stage_full[stage], b_boxes.bytes() + row_boxes.bytes());
       load_a_stage<Config>(smem.mainloop, stage, &params.load.map_a, b_boxes, first_column,
@@ -85,13 +85,14 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   launch.begin_cta();
   if (threadIdx.x == 0) {
     push_init(smem.push);
+    panels_init(smem.panels);
     mainloop_init<Config>(smem.mainloop);
   }
   __syncthreads();
   cluster_meet();  // others write to this one's stages
   run_roles<Config>(
       gridDim.x, [&] { produce_swapped<Config>(launch, smem, params); },
-      [&](const CopyWarp& warp) { run_copy_warp(launch, params, smem.push, warp); },
+      [&](const CopyWarp& warp) { run_copy_warp(launch, params, smem.push, &smem.panels, warp); },
       [&](int warpgroup) __attribute__((always_inline)) {
         const SwappedProduct product = {params.epilogue,           params.m,
                                         tile_rows<Config>(params), partials_layout<Config>(),

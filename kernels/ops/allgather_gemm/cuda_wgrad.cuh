@@ -62,11 +62,11 @@ __device__ __forceinline__ void produce_wgrad(const RankLaunch& launch, Mainloop
   static_assert(Config::BLOCK_K == WgradOrder::STEP_ROWS);
   ptx::prefetch_tensormap(&params.load.map_a);
   ptx::prefetch_tensormap(&params.load.map_b);
-  ptx::prefetch_tensormap(&params.map_gathered[launch.bank()]);
+  for (int bank = 0; bank < MAP_OF_OUTPUT; ++bank) ptx::prefetch_tensormap(&params.map_gathered[bank]);
   TileCursor tiles(params.tiles, blockIdx.x);
   StageCursor<Config::NUM_STAGES> stages;
   TileWork work;
-  GatheredMap gathered(launch, params);
+  GatheredMap gathered;
   int num_known = params.wgrad_order.source_steps;  // steps, from the first on, whose rows have been waited for
   while (tiles.next(&work)) {
     const Tracer tracer(params.comm.trace, TRACE_LOAD);
@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   __syncthreads();
   run_roles<Config>(
       params.tiles.num_workers, [&] { produce_wgrad<Config>(launch, smem.mainloop, params); },
-      [&](const CopyWarp& warp) { run_copy_warp(launch, params, smem.push, warp); },
+      [&](const CopyWarp& warp) { run_copy_warp(launch, params, smem.push, nullptr, warp); },
       [&](int warpgroup) { consume_wgrad<Config>(smem, params, warpgroup); });
   launch.end_cta();
 }

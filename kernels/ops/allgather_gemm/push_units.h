@@ -8,6 +8,9 @@
 
 namespace mk::allgather_gemm {
 
+// Of a row that travels: columns that have a flag of their own.
+constexpr int MAX_PANELS = 8;
+
 struct PushUnit {
   int panel;
   int chunk;

@@ -51,8 +51,8 @@ constexpr int NUM_COPY_WARPS = NUM_PUSH_WARPS + 1;
 struct CopyWarp {
   int warp;
   int num_ctas;
-  bool pushes() const { return false; }
-  bool greets() const { return false; }
+  bool pushes() const { return warp < NUM_PUSH_WARPS; }
+  bool greets() const { return blockIdx.x == 0 && warp == NUM_PUSH_WARPS; }
   int index() const { return warp * num_ctas + static_cast<int>(blockIdx.x); }
 };
 
