@@ -133,7 +133,8 @@ TEST_CASE("bad usage is refused with a sentence that says what was expected") {
   CHECK(contains(refusal_of({"all", "--warmup", "-1"}), "--warmup"));
   CHECK(contains(refusal_of({"all", "--nodes", "3"}, 4), "does not divide the 4 ranks"));
   CHECK(contains(refusal_of({"all", "--nodes", "0"}), "--nodes"));
-  CHECK(contains(refusal_of({"all", "--preset", "gpt"}), "expected one of square, llama3-70b, deepseek-v3"));
+  CHECK(
+      contains(refusal_of({"all", "--preset", "gpt"}), "expected one of gpu, square, llama3-70b, deepseek-v3"));
   CHECK(contains(refusal_of({"all", "--preset", "square", "--shape", "m=1,n=1,k=1"}), "give one of them"));
   CHECK(contains(refusal_of({"ring_attention", "--preset", "square"}), "has no shapes for ring_attention"));
   CHECK(contains(refusal_of({"gemm_allreduce", "--preset", "llama3-70b"}, 3), "3 ranks do not divide"));
@@ -194,7 +195,7 @@ TEST_CASE("presets follow the splits of tensor parallelism") {
   CHECK(ring.front().text() == "batch=4,seq=6144,heads=16,kv_heads=16,dim=128,causal=0,zigzag=0,packed=0");
   CHECK(ring.back().text() == "batch=4,seq=98304,heads=16,kv_heads=16,dim=128,causal=1,zigzag=1,packed=0");
   CHECK(preset_shapes("ring-attention", "gemm_allreduce", 4).empty());
-  for (const char* preset : {"default", "square", "llama3-70b", "deepseek-v3", "ring-attention"}) {
+  for (const char* preset : {"default", "gpu", "square", "llama3-70b", "deepseek-v3", "ring-attention"}) {
     for (const int nranks : {1, 2, 4, 8, 16}) {
       CHECK(refusal_of({"all", "--preset", preset}, nranks) == "");
     }

@@ -224,7 +224,7 @@ int run_launched_rank(const Options& options, const Launcher& launcher, int gpus
 }
 
 int run(int argc, char** argv) {
-  const Options options = parse_options(argc, argv);
+  Options options = parse_options(argc, argv);
   if (options.help) return std::fputs(help_text().c_str(), stdout) < 0;
   if (options.version) {
     std::printf("mk-perf %s, libmkernel %s\n", build_id().c_str(), library_version().c_str());
@@ -238,6 +238,7 @@ int run(int argc, char** argv) {
   if (!options.local_ranks) launcher = detect_launcher(environment);
   const int gpus = options.device == MK_DEVICE_HOST ? 0 : num_gpus();
   const int nranks = launcher ? launcher->nranks : options.local_ranks.value_or(gpus > 0 ? gpus : kHostRanks);
+  if (options.preset == "default" && gpus > 0 && (launcher || nranks <= gpus)) options.preset = "gpu";
   if (!options.check_network) select_work(options, nranks);
   node_of_rank(options, nranks);
 

@@ -43,6 +43,37 @@ Shapes default_shapes(const std::string& name, int nranks) {
            {"packed", 0}}};
 }
 
+// What a run on GPUs has that names none: sizes that a GPU is made for, each of a second at most with its
+// check.
+Shapes gpu(const std::string& name, int nranks) {
+  constexpr int64_t kHidden = 8192;
+  constexpr int64_t kPart = 3584;  // of a feed-forward size of 28672 an eighth
+  const int64_t n = name == "allgather_gemm" ? kPart : kHidden;
+  const int64_t k = name == "allgather_gemm" ? kHidden : kPart;
+  if (is_gemm(name))
+    return {{{"m", 64}, {"n", n}, {"k", k}},
+            {{"m", 4096}, {"n", n}, {"k", k}},
+            {{"m", 1000}, {"n", 1000}, {"k", 1000}}};
+  if (is_moe(name)) {
+    Shapes shapes;
+    for (const int64_t tokens : {16, 2048})
+      shapes.push_back({{"tokens", tokens * nranks},
+                        {"hidden", 7168},
+                        {"inter", 2048},
+                        {"experts", 8 * nranks},
+                        {"topk", 4}});
+    return shapes;
+  }
+  return {{{"batch", 1},
+           {"seq", 4096 * nranks},
+           {"heads", 16},
+           {"kv_heads", 8},
+           {"dim", 128},
+           {"causal", 1},
+           {"zigzag", 1},
+           {"packed", 0}}};
+}
+
 // A square weight spread over the ranks: by columns for the all-gather, whose gradient has as many rows a rank,
 // by the inner dimension otherwise.
 Shapes square(const std::string& name, int nranks) {
@@ -162,7 +193,8 @@ struct Preset {
   const char* name;
   Shapes (*shapes)(const std::string& operator_name, int nranks);
 };
-constexpr Preset kPresets[] = {{"square", square},
+constexpr Preset kPresets[] = {{"gpu", gpu},
+                               {"square", square},
                                {"llama3-70b", llama3_70b},
                                {"deepseek-v3", deepseek_v3},
                                {"deepseek-v3-small", deepseek_v3_small},
