@@ -29,8 +29,8 @@ class RankLaunch {
   __device__ explicit RankLaunch(const RankComm& comm)
       : comm_(comm), last_epoch_(ptx::ld_relaxed_sys(&comm.state->ends.epoch)) {}
 
-  // Worked out by who needs it: all threads would wait for the load here, 0.7 us before a launch's first one of
-  // a tile.
+  // Worked out by who needs it: else all threads would wait for the load, before a launch's first one of a
+  // tile.
   __device__ uint64_t epoch() const { return last_epoch_ + 1; }
   __device__ int bank() const { return bank_of(epoch()); }
 
@@ -69,8 +69,8 @@ class RankLaunch {
   // loop for each lane would part the warp, which costs consumers dearly (see store_tile_rows()).
   __device__ bool wait_flags(bool waits, int index, DeviceRole role, DeviceObject object, int peer,
                              uint64_t object_index) const;
-  // The same, where the SM's other warps have nothing in its L1 cache, which every poll then empties: 0.7 us
-  // sooner.
+  // The same, where the SM's other warps have nothing in its L1 cache, which every poll then empties: without
+  // another round trip behind the last one.
   __device__ bool watch_flags(bool waits, int index, DeviceRole role, DeviceObject object, int peer,
                               uint64_t object_index) const;
 

@@ -19,6 +19,12 @@ bool is_attention(const std::string& name) {
 
 bool is_moe(const std::string& name) { return name == "moe_dispatch_gemm" || name == "moe_gemm_combine"; }
 
+// A mask is balanced: zigzag.
+Shape attention(int64_t batch, int64_t seq, int64_t heads, int64_t kv_heads, int64_t dim, int64_t causal) {
+  return {{"batch", batch}, {"seq", seq},       {"heads", heads},   {"kv_heads", kv_heads},
+          {"dim", dim},     {"causal", causal}, {"zigzag", causal}, {"packed", 0}};
+}
+
 // The part of a size that is split between the ranks.
 int64_t share(const char* preset, int64_t size, int nranks) {
   if (size % nranks) {
@@ -33,18 +39,10 @@ Shapes default_shapes(const std::string& name, int nranks) {
   if (is_gemm(name)) return {{{"m", 384}, {"n", 192}, {"k", 384}}, {{"m", 197}, {"n", 75}, {"k", 131}}};
   if (is_moe(name))
     return {{{"tokens", 64 * nranks}, {"hidden", 128}, {"inter", 64}, {"experts", 2 * nranks}, {"topk", 2}}};
-  return {{{"batch", 1},
-           {"seq", 128 * nranks},
-           {"heads", 2},
-           {"kv_heads", 1},
-           {"dim", 64},
-           {"causal", 1},
-           {"zigzag", 1},
-           {"packed", 0}}};
+  return {attention(1, 128 * nranks, 2, 1, 64, 1)};
 }
 
-// What a run on GPUs has that names none: sizes that a GPU is made for, each of a second at most with its
-// check.
+// What a run on GPUs has that names none: a few sizes that a GPU is made for.
 Shapes gpu(const std::string& name, int nranks) {
   constexpr int64_t kHidden = 8192;
   constexpr int64_t kPart = 3584;  // of a feed-forward size of 28672 an eighth
@@ -64,14 +62,7 @@ Shapes gpu(const std::string& name, int nranks) {
                         {"topk", 4}});
     return shapes;
   }
-  return {{{"batch", 1},
-           {"seq", 4096 * nranks},
-           {"heads", 16},
-           {"kv_heads", 8},
-           {"dim", 128},
-           {"causal", 1},
-           {"zigzag", 1},
-           {"packed", 0}}};
+  return {attention(1, 4096 * nranks, 16, 8, 128, 1)};
 }
 
 // A square weight spread over the ranks: by columns for the all-gather, whose gradient has as many rows a rank,
@@ -129,14 +120,7 @@ Shapes llama3_70b(const std::string& name, int nranks) {
   Shapes shapes;
   if (is_attention(name)) {
     for (int64_t seq = 8192; seq <= 131072; seq *= 2) {
-      shapes.push_back({{"batch", 1},
-                        {"seq", seq},
-                        {"heads", 64},
-                        {"kv_heads", 8},
-                        {"dim", 128},
-                        {"causal", 1},
-                        {"zigzag", 1},
-                        {"packed", 0}});
+      shapes.push_back(attention(1, seq, 64, 8, 128, 1));
     }
   }
   return shapes;
@@ -176,14 +160,7 @@ Shapes ring_attention(const std::string& name, int) {
   Shapes shapes;
   for (const int64_t causal : {0, 1}) {
     for (int64_t seq = 6144; is_attention(name) && seq <= 98304; seq *= 2) {
-      shapes.push_back({{"batch", 4},
-                        {"seq", seq},
-                        {"heads", 16},
-                        {"kv_heads", 16},
-                        {"dim", 128},
-                        {"causal", causal},
-                        {"zigzag", causal},
-                        {"packed", 0}});
+      shapes.push_back(attention(4, seq, 16, 16, 128, causal));
     }
   }
   return shapes;
