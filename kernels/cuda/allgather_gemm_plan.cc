@@ -28,6 +28,9 @@ constexpr double FEW_ROWS_PANEL_BYTES = 512 << 10;
 constexpr int64_t MOST_B_BYTES_IN_L2 = 64 << 20;
 // Up to so many bytes leave from the CTAs that compute, whatever the product.
 constexpr double FEW_BYTES = 2200000;
+// Mode WGRAD: a flag for so many rows, and of a row for so many columns or more, a multiple of any tile's.
+constexpr int WGRAD_CHUNK_ROWS = 4 * WgradOrder::STEP_ROWS;
+constexpr int64_t WGRAD_PANEL_COLUMNS = 2048;
 // Of a CTA that does nothing but push, with all others at it.
 constexpr double PUSH_BYTES_PER_US_OF_CTA = 38e3;
 
@@ -93,14 +96,16 @@ int plan_product(const GemmCall& call, int64_t rows, int64_t k, int nranks, int 
                         (bytes <= FEW_BYTES || num_tiles <= all_ctas);
   const bool has_waves = to.gemm.num_workers == all_ctas;
   // Beside few waves SMs that do not compute cost more: with more than two ranks, where the links are busy for
-  // most of the product, beside fewer still.
+  // most of the product, beside fewer still. Mode WGRAD wants all rows in its first waves, however many follow.
   constexpr int64_t MOST_WAVES_WITHOUT = 6;
   constexpr int64_t FEW_WAVES = 2;
   constexpr double BUSY_SHARE = 0.65;
   const double link_us = bytes * (nranks - 1) / nranks / LINK_BYTES_PER_US;
   const bool are_links_busy = nranks > 2 && link_us > BUSY_SHARE * to.gemm.predicted_us;
-  const bool is_short = call.mode == MK_ALLGATHER_FORWARD && !to.is_between_nodes &&
-                        num_tiles <= (are_links_busy ? FEW_WAVES : MOST_WAVES_WITHOUT) * all_ctas;
+  const int64_t most_waves = are_links_busy                      ? FEW_WAVES
+                             : call.mode == MK_ALLGATHER_FORWARD ? MOST_WAVES_WITHOUT
+                                                                 : INT32_MAX;
+  const bool is_short = !to.is_between_nodes && num_tiles <= most_waves * all_ctas;
   to.plan.copy_ctas = (has_waves && !is_small && !is_short) || call.tuning.copy_ctas > 0
                           ? choose_push_ctas(call, num_sms, bytes, to.gemm.predicted_us, to.is_between_nodes)
                           : 0;
@@ -113,7 +118,8 @@ int plan_product(const GemmCall& call, int64_t rows, int64_t k, int nranks, int 
 // CTAs that have pushed compute what is left, from the round of tiles on in which they are expected to be
 // through: too late rather than too early, for the tiles of one that comes late are the last. It is, where
 // products are so long that clocks fall below the model's.
-void choose_late_workers(const GemmCall& call, int64_t rows, double bytes, int num_early, RankGemmPlan& to) {
+void choose_late_workers(const GemmCall& call, int64_t rows, int64_t k, double bytes, int num_early,
+                         RankGemmPlan& to) {
   constexpr int MOST_MORE_ROUNDS = 16;  // for a better last wave
   // In a product of 32 rounds they cost 4 %: CTAs that are no longer in step read more of the operands from
   // memory.
@@ -123,10 +129,10 @@ void choose_late_workers(const GemmCall& call, int64_t rows, double bytes, int n
   GemmShape shape;
   shape.m = to.num_owners * round_up(rows, tile.block_m);
   shape.n = call.n;
-  shape.k = call.k;
+  shape.k = k;
   shape.in_type = gemm_type(call.dtype);
   shape.out_type = gemm_type(call.out_dtype);
-  shape.b_transposed = call.b_layout == MK_LAYOUT_NK;
+  shape.b_transposed = call.mode == MK_ALLGATHER_FORWARD && call.b_layout == MK_LAYOUT_NK;
   const int num_late = to.plan.copy_ctas;
   const int num_workers = num_early + num_late;
   const auto num_tiles = gemm_plan_num_tiles(shape, to.gemm);
@@ -312,7 +318,7 @@ Status plan_gather(const GemmCall& call, int rank, int nranks, int num_sms, cons
     const int num_at_once = choose_one_wave(call, max_rows, nranks, all_ctas, to);
     if (num_at_once > 0) num_sms = num_at_once;
     const double bytes = static_cast<double>(max_rows * call.k * 2) * (to.merged ? nranks : nranks - 1);
-    choose_late_workers(call, to.merged ? call.m : max_rows, bytes, num_sms, to);
+    choose_late_workers(call, to.merged ? call.m : max_rows, call.k, bytes, num_sms, to);
   }
   to.sweeps_columns = sweeps_columns(call, nranks, num_sms, to);
   to.area_bytes = call.m * round_up(call.k * 2, 16);
@@ -321,14 +327,28 @@ Status plan_gather(const GemmCall& call, int rank, int nranks, int num_sms, cons
 }
 
 Status plan_wgrad(const GemmCall& call, int rank, int nranks, int num_sms, RankGemmPlan& to) {
-  const WgradOrder order = WgradOrder::of(call.m, rank, nranks, call.b_layout == MK_LAYOUT_NK);
-  num_sms = plan_product(call, call.k, int64_t{order.num_steps()} * GEMM_BLOCK_K, nranks, num_sms, to);
+  const WgradOrder order = WgradOrder::of(call.m, nranks - 1, 0, call.b_layout == MK_LAYOUT_NK);
+  const int64_t rows = int64_t{order.num_steps()} * GEMM_BLOCK_K;
+  num_sms = plan_product(call, call.k, rows, nranks, num_sms, to);
   if (num_sms == 0) return {};
-  to.panel_steps = static_cast<int>(std::max<int64_t>(1, ceil_div(call.n, GEMM_BLOCK_K)));
   to.area_bytes = call.m * round_up(call.n * 2, 16);
   fill_public_plan(call, nranks, num_sms, to);
-  to.plan.chunk_rows = WgradOrder::STEP_ROWS;
-  to.plan.num_chunks = std::max(1, num_chunks(ceil_div(call.m, nranks), WgradOrder::STEP_ROWS));
+  const int64_t max_rows = ceil_div(call.m, nranks);
+  to.plan.chunk_rows = to.is_between_nodes ? WgradOrder::STEP_ROWS : WGRAD_CHUNK_ROWS;
+  to.plan.num_chunks = std::max(1, num_chunks(max_rows, to.plan.chunk_rows));
+  // By what ranks have alike. The network takes rows whole.
+  const int64_t steps = std::max<int64_t>(1, ceil_div(call.n, GEMM_BLOCK_K));
+  const int64_t most_panels = to.is_between_nodes
+                                  ? 1
+                                  : std::clamp<int64_t>(kFlagsPerBank / (int64_t{nranks} * to.plan.num_chunks),
+                                                        1, allgather_gemm::MAX_PANELS);
+  const int64_t panel_steps = round_up(ceil_div(steps, most_panels), WGRAD_PANEL_COLUMNS / GEMM_BLOCK_K);
+  to.panel_steps = static_cast<int>(to.is_between_nodes ? steps : panel_steps);
+  to.num_panels = static_cast<int>(ceil_div(steps, to.panel_steps));
+  if (!to.is_between_nodes) {
+    const double bytes = static_cast<double>(max_rows * call.n * 2) * (nranks - 1);
+    choose_late_workers(call, call.k, rows, bytes, num_sms, to);
+  }
   return plan_chunks(call, rank, nranks, to);
 }
 

@@ -61,6 +61,8 @@ struct WgradShape {
   bool aligned = false;  // as if dY were [k, m]
   bool gathered = true;
   int push_ctas = 1;
+  int chunk_rows = WgradOrder::STEP_ROWS;
+  int panel_steps = 100;  // by default one panel
 };
 
 // Of 16 bits: products and sums are rounded, so that their order shows.
@@ -88,14 +90,14 @@ class WgradRank : public GatherRank {
 
   NetworkWgradParams params(const WgradShape& shape) {
     NetworkWgradParams params{};
-    describe({shape.m, shape.n, WgradOrder::STEP_ROWS, static_cast<int>(std::max<int64_t>(1, shape.n))},
-             &params);
+    describe({shape.m, shape.n, shape.chunk_rows, shape.panel_steps}, &params);
     const RankComm& comm = params.comm;
     const int64_t pitch = static_cast<int64_t>(params.schedule.row_pitch());
-    params.push_units =
-        make_push_units(params, {0, 1, 1, 1, 1}, shape.push_ctas > 0 ? PUSH_CTA_PIECE_BYTES : PUSH_PIECE_BYTES);
-    params.wgrad_order = WgradOrder::of(shape.m, comm.rank, comm.nranks, shape.aligned);
-    params.far_order = params.wgrad_order.turns(comm.order.num_local);
+    params.push_units = make_push_units(params, allgather_gemm::PANEL_BY_PANEL,
+                                        shape.push_ctas > 0 ? PUSH_CTA_PIECE_BYTES : PUSH_PIECE_BYTES);
+    const int num_near = comm.order.num_local - 1;
+    params.wgrad_order = WgradOrder::of(shape.m, num_near, comm.nranks - 1 - num_near, shape.aligned);
+    params.chunk_groups = {params.wgrad_order, params.schedule.max_chunks, shape.chunk_rows};
     params.c_rows = static_cast<int>(shape.k);
     params.tiles = {static_cast<int>(ceil_div(shape.k, 64)),
                     static_cast<int>(ceil_div(shape.n, 64)),
@@ -104,6 +106,7 @@ class WgradRank : public GatherRank {
                     0,
                     1,
                     true};
+    params.late_tiles = {params.tiles, params.tiles.num_workers};
     params.piece_rows = 16;
     dy_.resize(static_cast<size_t>(shape.m * shape.k));
     c_.resize(static_cast<size_t>(shape.k * shape.n));
@@ -131,7 +134,7 @@ class WgradRank : public GatherRank {
   }
 
   void launch(const NetworkWgradParams& params, int push_ctas) {
-    using Smem = RankGemmStorage<EmulatedConfig>;
+    using Smem = allgather_gemm::WgradStorage<EmulatedConfig>;
     std::vector<std::unique_ptr<Smem>> storage;
     for (int cta = 0; cta < kComputeCtas + push_ctas + kNetworkCtas; ++cta)
       storage.push_back(std::make_unique<Smem>());
@@ -142,14 +145,17 @@ class WgradRank : public GatherRank {
       if (static_cast<int>(blockIdx.x) >= params.tiles.num_workers) {
         allgather_gemm::run_moving_cta<EmulatedConfig>(launch, params, reinterpret_cast<uint8_t*>(&smem));
       } else {
+        if (threadIdx.x == 0) allgather_gemm::chunks_init(smem.chunks);
+        __syncthreads();
         const int warp = static_cast<int>(threadIdx.x / 32);
         if (warp == 0 && threadIdx.x % 32 == 0) {
-          allgather_gemm::produce_wgrad<EmulatedConfig>(launch, smem.mainloop, params);
+          allgather_gemm::produce_wgrad<EmulatedConfig>(launch, smem, params);
         } else if (warp == 1 + NUM_COPY_WARPS && threadIdx.x % 32 == 0) {
           consume(smem.mainloop, params);
         } else if (warp >= 1 && warp <= NUM_COPY_WARPS) {
-          allgather_gemm::run_network_copy_warp(launch, params, smem.push, nullptr,
-                                                CopyWarp{warp - 1, params.tiles.num_workers});
+          allgather_gemm::run_network_copy_warp(
+              launch, params, smem.push, nullptr, CopyWarp{warp - 1, params.tiles.num_workers},
+              [&] { allgather_gemm::watch_chunks<EmulatedConfig>(launch, params, smem.chunks); });
         }
       }
       launch.end_cta();
@@ -171,7 +177,7 @@ class WgradRank : public GatherRank {
  private:
   // A tile's sums, in the order in which its steps come.
   void consume(MainloopStorage<EmulatedConfig>& smem, const NetworkWgradParams& params) {
-    TileCursor tiles(params.tiles, static_cast<int>(blockIdx.x));
+    TileCursor tiles(params.late_tiles, static_cast<int>(blockIdx.x));
     StageCursor<EmulatedConfig::NUM_STAGES> stages;
     TileWork work;
     std::vector<float> sums(64 * 64);
@@ -271,7 +277,9 @@ TEST_CASE("a product takes rows of its own rank, of its node and of other nodes 
             for (const WgradShape& shape :
                  {WgradShape{500, 130, k}, WgradShape{333, 72, k, true}, WgradShape{3, 24, k},
                   WgradShape{0, 64, k}, WgradShape{70, 0, k}, WgradShape{700, 33, k, true, false, 0},
-                  WgradShape{130, 200, rank.rank == 1 ? 0 : 70, false, true, 0}}) {
+                  WgradShape{130, 200, rank.rank == 1 ? 0 : 70, false, true, 0},
+                  WgradShape{900, 300, k, true, true, 1, 128, 1},
+                  WgradShape{1500, 200, k, false, false, 0, 64, 2}}) {
               if (std::string text = run_launches(rows, shape, 3); !text.empty())
                 wrong += format("m %lld, n %lld: ", (long long)shape.m, (long long)shape.n) + text;
             }
@@ -290,7 +298,8 @@ TEST_CASE("a product whose rows do not come says whose", "[emulation]") {
           const WgradShape shape = {500, 200, 24};
           NetworkWgradParams params = rows.params(shape);
           // Rank 1 believes that it has no rows to send and nothing to compute, but all else is as agreed.
-          if (rank.rank == 1) params.schedule.k = params.tiles.num_n_tiles = 0, params.a_gathered = nullptr;
+          if (rank.rank == 1)
+            params.schedule.k = params.late_tiles.num_n_tiles = 0, params.a_gathered = nullptr;
           rows.launch(params, shape.push_ctas);
           if (rank.rank == 0) {
             const mk_async_error_t error = rows.gpu().error();

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
 // Times of the GEMM operators between GPUs, and of the same product alone on all GPUs at once.
 //
-//   operators_bench RANKS [--zeros] OPERATOR:M,N,K[,TILE_M,TILE_N,COPY_CTAS] ...     OPERATOR: ag, rs, ar; K as
-//   in the operator's call. Times are those of the slowest rank. Operands of the shapes after --zeros are zero,
-//   for which the tensor cores need less power: what is slow then is not slow for want of power.
+//   operators_bench RANKS [--zeros] OPERATOR:M,N,K[,TILE_M,TILE_N,COPY_CTAS] ...     OPERATOR: ag, rs, ar, or
+//   wg, the all-gather in mode WGRAD; N and K as in the operator's call. Times are those of the slowest rank.
+//   Operands of the shapes after --zeros are zero, for which the tensor cores need less power: what is slow
+//   then is not slow for want of power.
 #include <algorithm>
 #include <cstring>
 
@@ -17,6 +18,7 @@ constexpr double LINK_BYTES_PER_US = 370e3;
 
 struct Shape {
   mk_operator_t op;
+  bool is_wgrad;
   long long m, n, k;
   int tile_m = 0, tile_n = 0, copy_ctas = 0;
   bool zeros = false;
@@ -32,6 +34,7 @@ mk_status_t launch(mk_comm_t comm, const Shape& shape, const mk_tuning_t* tuning
   if (shape.op == MK_OPERATOR_ALLGATHER_GEMM) {
     mk_allgather_gemm_args_t args = MK_ALLGATHER_GEMM_ARGS_INIT;
     fill_common(args);
+    if (shape.is_wgrad) args.mode = MK_ALLGATHER_WGRAD, args.lda = shape.n, args.ldb = shape.k;
     return mk_allgather_gemm(comm, &args, stream);
   }
   if (shape.op == MK_OPERATOR_GEMM_REDUCE_SCATTER) {
@@ -47,7 +50,9 @@ mk_status_t launch(mk_comm_t comm, const Shape& shape, const mk_tuning_t* tuning
 void run_shape(Rank& rank, const Shape& shape) {
   const bool gathers = shape.op == MK_OPERATOR_ALLGATHER_GEMM;
   const long long own = (shape.m + rank.nranks - 1) / rank.nranks;
-  Buffer a(shape.m * shape.k * 2), b(shape.k * shape.n * 2), c(shape.m * shape.n * 2);
+  const long long a_columns = shape.is_wgrad ? shape.n : shape.k;
+  Buffer a(shape.m * a_columns * 2), b((shape.is_wgrad ? shape.m * shape.k : shape.k * shape.n) * 2),
+      c((shape.is_wgrad ? shape.k : shape.m) * shape.n * 2);
   const auto fill = [&](const Buffer& buffer, uint32_t seed) {
     if (shape.zeros) {
       require_cuda(cudaMemsetAsync(buffer.data, 0, buffer.bytes, rank.stream), "cudaMemsetAsync");
@@ -67,12 +72,12 @@ void run_shape(Rank& rank, const Shape& shape) {
   });
   rank.synchronize();
   const Times alone = measure(rank, [&] {
-    require(launch(rank.alone, {MK_OPERATOR_ALLGATHER_GEMM, shape.m, shape.n, shape.k}, nullptr, a.data, b.data,
-                   c.data, rank.stream),
+    require(launch(rank.alone, {MK_OPERATOR_ALLGATHER_GEMM, shape.is_wgrad, shape.m, shape.n, shape.k}, nullptr,
+                   a.data, b.data, c.data, rank.stream),
             "launch", rank.alone);
   });
   if (rank.rank == 0) {
-    const double bytes = gathers ? 2.0 * own * shape.k * (rank.nranks - 1)
+    const double bytes = gathers ? 2.0 * own * a_columns * (rank.nranks - 1)
                          : shape.op == MK_OPERATOR_GEMM_REDUCE_SCATTER
                              ? 2.0 * (shape.m - own) * shape.n
                              : 2.0 * (2.0 * (shape.m - own)) * shape.n;
@@ -82,8 +87,8 @@ void run_shape(Rank& rank, const Shape& shape) {
         "%s %6lld %6lld %6lld tile %3dx%-3d copy %2d fused %9.1f / %9.1f us  alone %9.1f / %9.1f  link %8.1f  "
         "ratio "
         "%.3f / %.3f%s\n",
-        names[shape.op], shape.m, shape.n, shape.k, shape.tile_m, shape.tile_n, shape.copy_ctas, fused.isolated,
-        fused.back_to_back, alone.isolated, alone.back_to_back, link,
+        shape.is_wgrad ? "wg" : names[shape.op], shape.m, shape.n, shape.k, shape.tile_m, shape.tile_n,
+        shape.copy_ctas, fused.isolated, fused.back_to_back, alone.isolated, alone.back_to_back, link,
         fused.isolated / std::max(link, alone.isolated),
         fused.back_to_back / std::max(link, alone.back_to_back), shape.zeros ? " zeros" : "");
     std::fflush(stdout);
@@ -109,12 +114,13 @@ int main(int argc, char** argv) {
     char name[3] = {};
     if (std::sscanf(argv[i], "%2s:%lld,%lld,%lld,%d,%d,%d", name, &shape.m, &shape.n, &shape.k, &shape.tile_m,
                     &shape.tile_n, &shape.copy_ctas) < 4) {
-      std::printf("expected ag|rs|ar:M,N,K[,TILE_M,TILE_N,COPY_CTAS], saw %s\n", argv[i]);
+      std::printf("expected ag|wg|rs|ar:M,N,K[,TILE_M,TILE_N,COPY_CTAS], saw %s\n", argv[i]);
       return 2;
     }
-    shape.op = std::strcmp(name, "ag") == 0   ? MK_OPERATOR_ALLGATHER_GEMM
-               : std::strcmp(name, "rs") == 0 ? MK_OPERATOR_GEMM_REDUCE_SCATTER
-                                              : MK_OPERATOR_GEMM_ALLREDUCE;
+    shape.is_wgrad = std::strcmp(name, "wg") == 0;
+    shape.op = std::strcmp(name, "ag") == 0 || shape.is_wgrad ? MK_OPERATOR_ALLGATHER_GEMM
+               : std::strcmp(name, "rs") == 0                 ? MK_OPERATOR_GEMM_REDUCE_SCATTER
+                                                              : MK_OPERATOR_GEMM_ALLREDUCE;
     shapes.push_back(shape);
   }
   run_ranks(std::atoi(argv[1]), [&](Rank& rank) {

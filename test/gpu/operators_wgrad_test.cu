@@ -205,7 +205,7 @@ void run_wgrad_case(Rank& rank, const WgradCase& c, bool alone) {
 
 // Real numbers, whose sums depend on their order: the same bits from every launch.
 void run_wgrad_bits(Rank& rank) {
-  const WgradCase c = {3000, 1032, 1000};
+  const WgradCase c = {3000, 4200, 1000};
   const WgradRank part(c, rank.rank, rank.nranks, rank.comm);
   Buffer first(part.out.bytes), wrong(8);
   require_cuda(cudaMemset(wrong.data, 0, 8), "cudaMemset");
@@ -245,6 +245,14 @@ std::vector<WgradCase> make_wgrad_cases() {
     cases.push_back({shape[0], shape[1], shape[2]});
     cases.push_back({shape[0], shape[1], shape[2], true, MK_DTYPE_FP16, MK_DTYPE_FP16, true, true});
     cases.push_back({shape[0], shape[1], shape[2], false, MK_DTYPE_BF16, MK_DTYPE_FP32, true, true});
+  }
+  // Several panels of columns; CTAs that push and then compute.
+  for (const int copy_ctas : {0, 7}) {
+    cases.push_back({520, 4500, 264, false, MK_DTYPE_BF16, MK_DTYPE_BF16, false, true, 0, 0, copy_ctas});
+    cases.push_back({1100, 9001, 1000, true, MK_DTYPE_FP16, MK_DTYPE_FP32, true, false, 0, 0, copy_ctas});
+    cases.push_back({3, 17000, 40, false, MK_DTYPE_BF16, MK_DTYPE_FP32, false, false, 0, 0, copy_ctas});
+    cases.push_back(
+        {2304, 8200, 1160, false, MK_DTYPE_BF16, MK_DTYPE_BF16, false, true, 0, 0, copy_ctas, true});
   }
   for (const auto& tile : {std::pair{128, 256}, std::pair{128, 128}, std::pair{64, 64}}) {
     for (const int copy_ctas : {0, 1, 7}) {

@@ -30,11 +30,14 @@ TEST_CASE("mode WGRAD: what the ranks agree on follows from rows and columns of 
     CHECK(plan.area_bytes == call.m * round_up(2 * call.n, 16));
     CHECK(plan.area_bytes <= plan_of(largest, 0, nranks).area_bytes);
     CHECK(theirs.area_bytes == plan.area_bytes);
-    CHECK(plan.plan.chunk_rows == 64);
+    CHECK(theirs.plan.chunk_rows == plan.plan.chunk_rows);
     CHECK(theirs.plan.num_chunks == plan.plan.num_chunks);
-    CHECK(int64_t{plan.plan.num_chunks} * 64 * nranks >= call.m);
-    CHECK(plan.num_panels == 1);
-    CHECK(int64_t{plan.panel_steps} * 64 >= call.n);
+    CHECK(int64_t{plan.plan.num_chunks} * plan.plan.chunk_rows * nranks >= call.m);
+    CHECK(theirs.num_panels == plan.num_panels);
+    CHECK(theirs.panel_steps == plan.panel_steps);
+    CHECK(int64_t{plan.num_panels} * plan.panel_steps * 64 >= call.n);
+    CHECK(int64_t{plan.num_panels - 1} * plan.panel_steps * 64 < std::max<int64_t>(1, call.n));
+    CHECK(plan.panel_steps * 64 % 256 == 0);  // no tile is in two panels
     CHECK(plan.tile_rows == ceil_div(call.k, plan.gemm.block_m));
     if (plan.gemm.num_streamk_tiles > 0) CHECK(plan.gemm.num_workers == plan.plan.compute_ctas);
   }

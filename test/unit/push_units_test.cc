@@ -107,34 +107,35 @@ TEST_CASE("panels of either half in turn: each once") {
   }
 }
 
-TEST_CASE("mode WGRAD: whole rows, chunk by chunk") {
-  constexpr PushOrder CHUNK_BY_CHUNK = {0, 1, 1, 1, 1};
+TEST_CASE("mode WGRAD: panel by panel, and of each chunk by chunk") {
   constexpr int STEP_ROWS = 64;
-  for (const int buffer_bytes : {4096, 8192}) {
-    for (const int row_bytes : {16, 14, 776, 8192, 8200, 57344}) {
-      for (const int rows : {0, 1, 63, 64, 65, 1000}) {
-        INFO(rows << " rows of " << row_bytes);
-        PushUnits units(CHUNK_BY_CHUNK, rows, STEP_ROWS, row_bytes, (row_bytes + 127) / 128 * 128,
-                        buffer_bytes);
-        std::vector<int64_t> bytes(static_cast<size_t>(rows));
-        std::map<int, int> counts;
-        int last_chunk = 0;
-        for (int i = 0; i < units.size(); ++i) {
-          const PushUnit unit = units.at(i);
-          if (unit.num_rows == 0) continue;
-          CHECK(unit.panel == 0);
-          CHECK(unit.chunk >= last_chunk);
-          last_chunk = unit.chunk;
-          ++counts[unit.chunk];
-          for (int row = unit.row; row < unit.row + unit.num_rows; ++row) {
-            CHECK(row / STEP_ROWS == unit.chunk);
-            bytes[static_cast<size_t>(row)] += unit.num_bytes;
-          }
+  const int buffer_bytes = GENERATE(4096, 8192);
+  const int panel_bytes = GENERATE(4096, 57344);
+  for (const int row_bytes : {16, 14, 776, 8192, 8200, 57344}) {
+    for (const int rows : {0, 1, 63, 64, 65, 1000}) {
+      INFO(rows << " rows of " << row_bytes << ", panels of " << panel_bytes);
+      PushUnits units(PANEL_BY_PANEL, rows, STEP_ROWS, row_bytes, panel_bytes, buffer_bytes);
+      std::vector<int64_t> bytes(static_cast<size_t>(rows));
+      std::map<std::pair<int, int>, int> counts;
+      std::pair<int, int> last;
+      for (int i = 0; i < units.size(); ++i) {
+        const PushUnit unit = units.at(i);
+        if (unit.num_rows == 0) continue;
+        const std::pair place = {unit.panel, unit.chunk};
+        CHECK(place >= last);
+        last = place;
+        ++counts[place];
+        CHECK(unit.column / panel_bytes == unit.panel);
+        CHECK((unit.column + unit.num_bytes - 1) / panel_bytes == unit.panel);
+        for (int row = unit.row; row < unit.row + unit.num_rows; ++row) {
+          CHECK(row / STEP_ROWS == unit.chunk);
+          bytes[static_cast<size_t>(row)] += unit.num_bytes;
         }
-        CHECK(std::all_of(bytes.begin(), bytes.end(), [&](int64_t sum) { return sum == row_bytes; }));
-        CHECK(static_cast<int>(counts.size()) == (rows + STEP_ROWS - 1) / STEP_ROWS);
-        for (const auto& [chunk, count] : counts) CHECK(count == units.expected(chunk, 0));
       }
+      CHECK(std::all_of(bytes.begin(), bytes.end(), [&](int64_t sum) { return sum == row_bytes; }));
+      const int panels = (row_bytes + panel_bytes - 1) / panel_bytes;
+      CHECK(static_cast<int>(counts.size()) == (rows + STEP_ROWS - 1) / STEP_ROWS * panels);
+      for (const auto& [place, count] : counts) CHECK(count == units.expected(place.second, place.first));
     }
   }
 }

@@ -58,6 +58,11 @@ __device__ __forceinline__ SourceTile source_tile(const Params& params, const Ti
   return {source, begin + first_row, begin + rows_of(params, source), first_row};
 }
 
+// The flag of a chunk's panel.
+__device__ __forceinline__ int panel_flag(const CudaParams& params, int source, int chunk, int panel) {
+  return params.schedule.flag(source, chunk) * params.num_panels + panel;
+}
+
 // Of merged tiles: a panel of all ranks' rows has arrived.
 struct PanelBarriers {
   uint64_t here[MAX_PANELS];
@@ -83,7 +88,7 @@ __device__ __forceinline__ void watch_panels(const RankLaunch& launch, const Cud
       const int source = (first + lane) / schedule.max_chunks;
       const int chunk = first + lane - source * schedule.max_chunks;
       const bool waits = source < params.comm.nranks && chunk * schedule.chunk_rows < rows_of(params, source);
-      const int flag = waits ? schedule.flag(source, chunk) * params.num_panels + panel : 0;
+      const int flag = waits ? panel_flag(params, source, chunk, panel) : 0;
       goes_on = launch.watch_flags(waits, flag, DeviceRole::compute, DeviceObject::chunk, source, chunk);
     }
     if (lane == 0) ptx::mbarrier_arrive(&panels.here[panel]);
@@ -98,8 +103,8 @@ __device__ __forceinline__ void wait_panel(const RankLaunch& launch, const CudaP
   const int chunk_rows = static_cast<int>(params.schedule.chunk_rows);
   const int last_row = min(tile.first_row + BLOCK_M, rows_of(params, tile.source)) - 1;
   for (int chunk = tile.first_row / chunk_rows; chunk <= last_row / chunk_rows; ++chunk) {
-    launch.wait_flag(params.schedule.flag(tile.source, chunk) * params.num_panels + panel, DeviceRole::compute,
-                     DeviceObject::chunk, tile.source, chunk);
+    launch.wait_flag(panel_flag(params, tile.source, chunk, panel), DeviceRole::compute, DeviceObject::chunk,
+                     tile.source, chunk);
   }
 }
 
@@ -238,7 +243,7 @@ __device__ __forceinline__ uint32_t* count_of(const CudaParams& params, const Pu
 __device__ __forceinline__ void signal_panel(const RankLaunch& launch, const CudaParams& params,
                                              uint64_t note) {
   const int chunk = static_cast<int>(note >> 32), panel = static_cast<int>(note);
-  const int flag = params.schedule.flag(params.comm.rank, chunk) * params.num_panels + panel;
+  const int flag = panel_flag(params, params.comm.rank, chunk, panel);
   for (int peer = 0; peer < params.comm.nranks; ++peer) {
     if (peer != params.comm.rank || params.merged) launch.raise_flag_relaxed(peer, flag);
   }
@@ -342,8 +347,8 @@ __device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaPa
 
 // Which copy warp of a CTA watches panels: the one that never pushes. That of CTA 0 meets the other ranks
 // first, which takes longer than few rows are on their way; then it is the one before it.
-__device__ __forceinline__ int watching_warp(const CudaParams& params) {
-  return blockIdx.x == 0 && params.num_panels == 1 ? NUM_PUSH_WARPS - 1 : NUM_PUSH_WARPS;
+__device__ __forceinline__ int watching_warp(const CudaParams& params, int cta) {
+  return cta == 0 && params.num_panels == 1 ? NUM_PUSH_WARPS - 1 : NUM_PUSH_WARPS;
 }
 
 // The push warps beside a product, which signal themselves. All CTAs' first units are the first panels, for
@@ -354,7 +359,7 @@ __device__ __forceinline__ void push_beside_product(const RankLaunch& launch, co
   const PushUnits& units = params.push_units;
   const int num_ctas = static_cast<int>(gridDim.x);
   const int cta = blockIdx.x == 0 ? num_ctas - 1 : static_cast<int>(blockIdx.x) - 1;
-  const bool one_watches = num_warps == NUM_PUSH_WARPS && params.merged && params.num_panels == 1;  // in CTA 0
+  const bool one_watches = params.merged && watching_warp(params, 0) < num_warps;
   const PushTickets tickets = {warp * num_ctas + cta, num_warps * num_ctas - (one_watches ? 1 : 0)};
   push_rows(launch, params, storage, warp, tickets, 1, [&](uint64_t note) {
     if (threadIdx.x % 32 == 0) {
@@ -422,8 +427,8 @@ __device__ __forceinline__ void gather_rows(const RankLaunch& launch, const Para
           mbarrier_wait(&panels->here[panel], 0);
           continue;
         }
-        launch.wait_flag(schedule.flag(source, chunk) * params.num_panels + panel, DeviceRole::gather,
-                         DeviceObject::chunk, source, chunk);
+        launch.wait_flag(panel_flag(params, source, chunk, panel), DeviceRole::gather, DeviceObject::chunk,
+                         source, chunk);
       }
       if (writes_outputs) continue;
       from = launch.area(params.comm.rank, schedule.area_offset(source, chunk) + first_row * pitch);
@@ -523,13 +528,19 @@ class FinishTile {
   RankGemmStorage<Config>& smem_;
 };
 
-// What a copy warp of a CTA that computes does. `panels`: null where no tiles are merged.
-template <class Storage>
+struct WatchesNothing {
+  __device__ void operator()() const {}
+};
+
+// What a copy warp of a CTA that computes does. `panels`: null where no tiles are merged. watch(): what the
+// warp that never pushes sees, before anything else, for the CTA's producer.
+template <class Storage, class Watch = WatchesNothing>
 __device__ __forceinline__ void run_copy_warp(const RankLaunch& launch, const CudaParams& params, Storage& push,
-                                              PanelBarriers* panels, const CopyWarp& warp) {
+                                              PanelBarriers* panels, const CopyWarp& warp, Watch&& watch = {}) {
   if (warp.greets()) launch.greet();
-  const bool watches =
-      panels != nullptr && params.merged && params.schedule.k > 0 && warp.warp == watching_warp(params);
+  if (!warp.pushes()) watch();
+  const bool watches = panels != nullptr && params.merged && params.schedule.k > 0 &&
+                       warp.warp == watching_warp(params, static_cast<int>(blockIdx.x));
   if (warp.pushes() && watches) push_nothing(push);
   if (watches) watch_panels(launch, params, *panels);
   // A CTA that has pushed before it computes.

@@ -65,9 +65,6 @@ PeerOutput gathered_output(const GemmCall& call) {
   return output;
 }
 
-// One chunk after the other, all its panels.
-constexpr PushOrder CHUNK_BY_CHUNK = {0, 1, 1, 1, 1};
-
 // Of a CTA that does nothing but push, where there are some.
 int push_buffer_bytes(const RankGemmPlan& plan) {
   return plan.plan.copy_ctas > 0 ? PUSH_CTA_PIECE_BYTES : PUSH_PIECE_BYTES;
@@ -206,7 +203,10 @@ class WgradLaunchOf : public RankGemmLaunch {
         num_ctas_(plan.plan.compute_ctas + plan.plan.copy_ctas + num_more_ctas),
         own_rows_(rows_count(call.m, comm.nranks, comm.rank)) {
     fill_gather(call, plan, comm, &params_);
-    params_.wgrad_order = WgradOrder::of(call.m, comm.rank, comm.nranks, call.b_layout == MK_LAYOUT_NK);
+    const int num_near = num_in_turn(plan, comm);
+    params_.wgrad_order =
+        WgradOrder::of(call.m, num_near, comm.nranks - 1 - num_near, call.b_layout == MK_LAYOUT_NK);
+    params_.chunk_groups = {params_.wgrad_order, plan.plan.num_chunks, plan.plan.chunk_rows};
     params_.c_rows = static_cast<int>(call.k);
     params_.tiles = {static_cast<int>(ceil_div(call.k, plan.gemm.block_m)),
                      static_cast<int>(ceil_div(call.n, plan.gemm.block_n)),
@@ -215,8 +215,9 @@ class WgradLaunchOf : public RankGemmLaunch {
                      plan.gemm.num_streamk_tiles,
                      plan.gemm.group_m,
                      true};
+    params_.late_tiles = late_tiles_of(params_.tiles, plan);
     params_.order = {1, 0};
-    params_.push_units = make_push_units(params_, CHUNK_BY_CHUNK, push_buffer_bytes(plan));
+    params_.push_units = make_push_units(params_, PANEL_BY_PANEL, push_buffer_bytes(plan));
   }
 
   bool fill_maps(const GemmCall& call, const RankGemmPlan& plan) {
@@ -297,9 +298,7 @@ class NetworkWgradLaunch final : public WgradLaunchOf<NetworkWgradParams> {
  public:
   NetworkWgradLaunch(const GemmCall& call, const RankGemmPlan& plan, const RankComm& comm)
       : WgradLaunchOf(call.dtype == MK_DTYPE_FP16 ? network_wgrad_kernels_fp16() : network_wgrad_kernels_bf16(),
-                      NUM_NETWORK_CTAS, call, plan, comm) {
-    params_.far_order = params_.wgrad_order.turns(comm.order.num_local);
-  }
+                      NUM_NETWORK_CTAS, call, plan, comm) {}
 
   PeerOutput peer_output(const GemmCall&) const override { return {}; }
 };

@@ -34,11 +34,6 @@ __device__ __forceinline__ int num_chunks_of(const CudaParams& params, int sourc
   return (rows_of(params, source) + chunk_rows - 1) / chunk_rows;
 }
 
-// The flag of a chunk's panel, which is also where its units are counted.
-__device__ __forceinline__ int panel_flag(const CudaParams& params, int source, int chunk, int panel) {
-  return params.schedule.flag(source, chunk) * params.num_panels + panel;
-}
-
 // A unit as noted, of any source.
 struct SourceNote {
   static constexpr int SOURCE_SHIFT = 56;
@@ -56,6 +51,7 @@ __device__ __forceinline__ uint32_t* count_of_source(const CudaParams& params, c
                                                      uint64_t note, uint32_t* expected) {
   const SourceNote of{note};
   *expected = units.expected(rows_of(params, of.source()), of.chunk(), of.panel());
+  // Many sources' are: a flag's number is that of a count, too.
   return &params.comm.state->counts[panel_flag(params, of.source(), of.chunk(), of.panel())];
 }
 
@@ -253,11 +249,12 @@ __device__ __forceinline__ void run_network_push_cta(const RankLaunch& launch, c
   }
 }
 
-// What a copy warp of a CTA that computes does.
-template <class Storage, class Params>
+// What a copy warp of a CTA that computes does; as run_copy_warp().
+template <class Storage, class Params, class Watch = WatchesNothing>
 __device__ __forceinline__ void run_network_copy_warp(const RankLaunch& launch, const Params& params,
                                                       Storage& push, PanelBarriers* panels,
-                                                      const CopyWarp& warp) {
+                                                      const CopyWarp& warp, Watch&& watch = {}) {
+  if (!warp.pushes()) watch();
   if (panels != nullptr && params.merged && params.schedule.k > 0 && !warp.pushes())
     watch_panels(launch, params, *panels);
   const bool has_push_ctas = static_cast<int>(gridDim.x) > params.tiles.num_workers + NUM_NETWORK_CTAS;

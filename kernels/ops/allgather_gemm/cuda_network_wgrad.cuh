@@ -9,17 +9,12 @@
 
 namespace mk::allgather_gemm {
 
-struct NetworkWgradParams : WgradParams {
-  NearFarTileOrder far_order;  // in which steps take turns
-};
+struct NetworkWgradParams : WgradParams {};
 
 using NetworkWgradTable = RankGemmTable<NetworkWgradParams, NUM_WGRAD_TILES>;
 const NetworkWgradTable& network_wgrad_kernels_bf16();
 const NetworkWgradTable& network_wgrad_kernels_fp16();
 
-__device__ __forceinline__ WgradStep wgrad_step(const NetworkWgradParams& params, int k_step) {
-  return params.wgrad_order.at(k_step, params.far_order, params.comm.order);
-}
 // In the order in which rows are expected.
 __device__ __forceinline__ int source_at(const NetworkWgradParams& params, int position) {
   return params.comm.order.rank_at[position];
@@ -29,7 +24,7 @@ template <class Config>
 __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
     network_wgrad_kernel(const __grid_constant__ NetworkWgradParams params) {
   extern __shared__ __align__(1024) uint8_t smem_bytes[];
-  RankGemmStorage<Config>& smem = *reinterpret_cast<RankGemmStorage<Config>*>(smem_bytes);
+  WgradStorage<Config>& smem = *reinterpret_cast<WgradStorage<Config>*>(smem_bytes);
   const RankLaunch launch(params.comm);
   launch.begin_cta();
   if (static_cast<int>(blockIdx.x) >= params.tiles.num_workers) {
@@ -37,11 +32,14 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
     launch.end_cta();
     return;
   }
-  if (threadIdx.x == 0) storage_init(smem);
+  if (threadIdx.x == 0) wgrad_init(smem);
   __syncthreads();
   run_roles<Config>(
-      params.tiles.num_workers, [&] { produce_wgrad<Config>(launch, smem.mainloop, params); },
-      [&](const CopyWarp& warp) { run_network_copy_warp(launch, params, smem.push, nullptr, warp); },
+      params.tiles.num_workers, [&] { produce_wgrad<Config>(launch, smem, params); },
+      [&](const CopyWarp& warp) {
+        run_network_copy_warp(launch, params, smem.push, nullptr, warp,
+                              [&] { watch_chunks<Config>(launch, params, smem.chunks); });
+      },
       [&](int warpgroup) { consume_wgrad<Config>(smem, params, warpgroup); });
   launch.end_cta();
 }
@@ -50,8 +48,8 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
 template <GemmTile TILE, class Element, bool DY_TRANSPOSED>
 constexpr RankGemmKernel<NetworkWgradParams> network_wgrad_kernel_entry() {
   using Config = GemmConfig<TILE.block_m, TILE.block_n, TILE.ping_pong, Element, !DY_TRANSPOSED, false>;
-  static_assert(sizeof(RankGemmStorage<Config>) <= 227 * 1024);
-  return {network_wgrad_kernel<Config>, Config::NUM_THREADS, sizeof(RankGemmStorage<Config>)};
+  static_assert(sizeof(WgradStorage<Config>) <= 227 * 1024);
+  return {network_wgrad_kernel<Config>, Config::NUM_THREADS, sizeof(WgradStorage<Config>)};
 }
 
 template <class Element>

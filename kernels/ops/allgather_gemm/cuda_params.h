@@ -36,7 +36,7 @@ struct CudaParams {
   // A chunk travels in panels of columns, each with a flag of its own, together with the others that are
   // computed at the same time: their tiles then compute along with the arrival, and not one after another.
   int num_panels;      // up to MAX_PANELS
-  int panel_steps;     // k-steps a panel
+  int panel_steps;     // k-steps a panel; mode WGRAD: times 64 columns of C
   int piece_rows;      // of a chunk, that a warp brings to the gathered A at a time
   int num_split_ctas;  // of a cluster, which share a tile's inner dimension
   const std::byte* a;

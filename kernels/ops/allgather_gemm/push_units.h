@@ -42,6 +42,10 @@ struct PushOrder {
   }
 };
 
+// One chunk after the other, all its panels; one panel after the other, all its chunks.
+constexpr PushOrder CHUNK_BY_CHUNK = {0, 1, 1, 1, 1};
+constexpr PushOrder PANEL_BY_PANEL = {0, 0, 1, 1, 1};
+
 // Units in the order in which they are wanted: the chunks of a wave, panel by panel, and of each panel chunk by
 // chunk.
 class PushUnits {
