@@ -25,6 +25,10 @@ TEST_CASE("bytes of the busiest rank") {
   CHECK(link_bytes(shape_of(Collective::kAllGather, 4096, 512, 8192), 1) == 0);
   // 37 rows over 4 ranks: ten of them on the busiest.
   CHECK(link_bytes(shape_of(Collective::kAllGather, 37, 1, 8), 4) == 3.0 * 10 * 8 * 2);
+  // Mode WGRAD gathers rows of n columns.
+  UnfusedShape gradient = shape_of(Collective::kAllGather, 4096, 512, 8192);
+  gradient.is_wgrad = true;
+  CHECK(link_bytes(gradient, 4) == 3.0 * 1024 * 512 * 2);
   UnfusedShape wide = shape_of(Collective::kAllReduce, 8, 16, 1);
   wide.dtypes = {MK_DTYPE_BF16, MK_DTYPE_FP32, MK_DTYPE_BF16};
   CHECK(link_bytes(wide, 2) == 4.0 * 16 * (2 + 4));

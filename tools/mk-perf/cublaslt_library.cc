@@ -60,34 +60,50 @@ void CublasLtLibrary::require(cublasStatus_t status, const char* what) const {
                  name + "; --baseline none leaves it out");
 }
 
-// cublasLt reads matrices by columns: a row-major product C = A B is its C^T = B^T A^T.
+// cublasLt reads matrices by columns: a row-major product C = A B is its C^T = B^T A^T, and C = dY^T X its
+// C^T = X^T dY. So the first operand is B or X, and the second A or dY.
 CublasLtProduct::CublasLtProduct(const CublasLtLibrary& library, const UnfusedShape& shape, mk_dtype_t c_dtype)
-    : library_(library) {
+    : library_(library), is_wgrad_(shape.is_wgrad) {
+  // A row-major [rows, columns], as it lies in memory.
+  struct Matrix {
+    int64_t rows, columns, ld;
+    cublasOperation_t operation;
+  };
+  const auto plain = CUBLAS_OP_N, turned = CUBLAS_OP_T;
   const bool nk = shape.b_layout == MK_LAYOUT_NK;
-  const cublasOperation_t transpose_b = nk ? CUBLAS_OP_T : CUBLAS_OP_N;
+  const int64_t m = shape.m, n = shape.n, k = shape.k;
+  const Matrix first = is_wgrad_ ? Matrix{m, n, shape.lda, plain}
+                       : nk      ? Matrix{n, k, shape.ldb, turned}
+                                 : Matrix{k, n, shape.ldb, plain};
+  const Matrix second = !is_wgrad_ ? Matrix{m, k, shape.lda, plain}
+                        : nk       ? Matrix{k, m, shape.ldb, plain}
+                                   : Matrix{m, k, shape.ldb, turned};
+  const auto create = [&](cublasLtMatrixLayout_t* layout, cudaDataType_t type, const Matrix& matrix) {
+    library.require(library.layout_create(layout, type, static_cast<uint64_t>(matrix.columns),
+                                          static_cast<uint64_t>(matrix.rows), matrix.ld),
+                    "cublasLtMatrixLayoutCreate");
+  };
+  const auto set_operation = [&](cublasLtMatmulDescAttributes_t attribute, const Matrix& matrix) {
+    library.require(library.desc_set_attribute(product_, attribute, &matrix.operation, sizeof matrix.operation),
+                    "cublasLtMatmulDescSetAttribute");
+  };
   const cudaDataType_t input = cuda_type(shape.dtypes.dtype);
-  const auto m = static_cast<uint64_t>(shape.m);
-  const auto n = static_cast<uint64_t>(shape.n);
-  const auto k = static_cast<uint64_t>(shape.k);
   cublasLtMatmulPreference_t preference = nullptr;
   int found = 0;
   try {
     library.require(library.desc_create(&product_, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate");
-    library.require(
-        library.desc_set_attribute(product_, CUBLASLT_MATMUL_DESC_TRANSA, &transpose_b, sizeof transpose_b),
-        "cublasLtMatmulDescSetAttribute");
-    library.require(library.layout_create(&b_, input, nk ? k : n, nk ? n : k, shape.ldb),
-                    "cublasLtMatrixLayoutCreate of B");
-    library.require(library.layout_create(&a_, input, k, m, shape.lda), "cublasLtMatrixLayoutCreate of A");
-    library.require(library.layout_create(&c_, cuda_type(c_dtype), n, m, shape.ldc),
-                    "cublasLtMatrixLayoutCreate of C");
+    set_operation(CUBLASLT_MATMUL_DESC_TRANSA, first);
+    set_operation(CUBLASLT_MATMUL_DESC_TRANSB, second);
+    create(&first_, input, first);
+    create(&second_, input, second);
+    create(&c_, cuda_type(c_dtype), {is_wgrad_ ? k : m, n, shape.ldc, plain});
     library.require(library.preference_create(&preference), "cublasLtMatmulPreferenceCreate");
     const size_t workspace_bytes = CublasLtLibrary::kWorkspaceBytes;
     library.require(library.preference_set_attribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                                      &workspace_bytes, sizeof workspace_bytes),
                     "cublasLtMatmulPreferenceSetAttribute");
     proposals_.resize(kMaxProposals);
-    library.require(library.algo_get_heuristic(library.handle(), product_, b_, a_, c_, c_, preference,
+    library.require(library.algo_get_heuristic(library.handle(), product_, first_, second_, c_, c_, preference,
                                                kMaxProposals, proposals_.data(), &found),
                     "cublasLtMatmulAlgoGetHeuristic");
     if (found == 0) throw RunError("cublasLtMatmulAlgoGetHeuristic: no algorithm for this product");
@@ -103,8 +119,8 @@ CublasLtProduct::CublasLtProduct(const CublasLtLibrary& library, const UnfusedSh
 CublasLtProduct::~CublasLtProduct() { destroy(); }
 
 void CublasLtProduct::destroy() {
-  if (a_) library_.layout_destroy(a_);
-  if (b_) library_.layout_destroy(b_);
+  if (first_) library_.layout_destroy(first_);
+  if (second_) library_.layout_destroy(second_);
   if (c_) library_.layout_destroy(c_);
   if (product_) library_.desc_destroy(product_);
 }
@@ -113,9 +129,9 @@ cublasStatus_t CublasLtProduct::try_launch(int proposal, const void* a, const vo
                                            cudaStream_t stream) const {
   const float one = 1;
   const float zero = 0;
-  return library_.matmul(library_.handle(), product_, &one, b, b_, a, a_, &zero, c, c_, c, c_,
-                         &proposals_[static_cast<size_t>(proposal)].algo, library_.workspace(),
-                         CublasLtLibrary::kWorkspaceBytes, stream);
+  return library_.matmul(library_.handle(), product_, &one, is_wgrad_ ? a : b, first_, is_wgrad_ ? b : a,
+                         second_, &zero, c, c_, c, c_, &proposals_[static_cast<size_t>(proposal)].algo,
+                         library_.workspace(), CublasLtLibrary::kWorkspaceBytes, stream);
 }
 
 void CublasLtProduct::launch(const void* a, const void* b, void* c, cudaStream_t stream) const {

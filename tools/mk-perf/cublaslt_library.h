@@ -51,7 +51,8 @@ class CublasLtLibrary {
   void* workspace_ = nullptr;
 };
 
-// C[m, n] = A[m, k] * B as row-major matrices in the layouts of an UnfusedShape, into C of `c_dtype`.
+// C[m, n] = A[m, k] * B as row-major matrices in the layouts of an UnfusedShape, into C of `c_dtype`; of mode
+// WGRAD C[k, n] = dY[m, k]^T * X[m, n], where X is `a` and dY is `b`.
 class CublasLtProduct {
  public:
   CublasLtProduct(const CublasLtLibrary& library, const UnfusedShape& shape, mk_dtype_t c_dtype);
@@ -70,8 +71,9 @@ class CublasLtProduct {
 
   const CublasLtLibrary& library_;
   cublasLtMatmulDesc_t product_ = nullptr;
-  cublasLtMatrixLayout_t a_ = nullptr;
-  cublasLtMatrixLayout_t b_ = nullptr;
+  const bool is_wgrad_;
+  cublasLtMatrixLayout_t first_ = nullptr;
+  cublasLtMatrixLayout_t second_ = nullptr;
   cublasLtMatrixLayout_t c_ = nullptr;
   std::vector<cublasLtMatmulHeuristicResult_t> proposals_;
   int chosen_ = 0;

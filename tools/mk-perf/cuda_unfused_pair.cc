@@ -37,7 +37,7 @@ class CudaUnfusedPair : public CapturedPair {
   }
 
   MatrixDifference difference(int set) override {
-    int64_t rows = shape_.m;
+    int64_t rows = shape_.is_wgrad ? shape_.k : shape_.m;
     if (shape_.collective == Collective::kReduceScatter) rows = own_rows();
     DeviceMatrix matrix = {outputs_[static_cast<size_t>(set)].data(), shape_.dtypes.out_dtype, rows, shape_.n,
                            shape_.ldc};
@@ -59,13 +59,15 @@ class CudaUnfusedPair : public CapturedPair {
   size_t shard_elements() const {
     return static_cast<size_t>(shard_rows_ * (gathers() ? shape_.lda : shape_.ldc));
   }
-  // What one part of the pair hands to the other: the gathered A, or the partial sums.
+  // What one part of the pair hands to the other: the gathered rows, or the partial sums.
   size_t middle_bytes() const {
     const mk_dtype_t dtype = gathers() ? shape_.dtypes.dtype : product_dtype();
     return shard_elements() * static_cast<size_t>(context_.nranks) * element_bytes(dtype);
   }
   size_t output_bytes() const {
-    const int64_t rows = shape_.collective == Collective::kReduceScatter ? shard_rows_ : padded_rows();
+    const int64_t rows = shape_.is_wgrad                                   ? shape_.k
+                         : shape_.collective == Collective::kReduceScatter ? shard_rows_
+                                                                           : padded_rows();
     return static_cast<size_t>(rows * shape_.ldc) * element_bytes(shape_.dtypes.out_dtype);
   }
 

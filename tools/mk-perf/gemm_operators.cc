@@ -184,15 +184,15 @@ class GemmProblem : public Problem {
   }
 
   std::optional<UnfusedShape> unfused() const override {
-    if (kind_ == Kind::kAllgatherGemmWgrad) return std::nullopt;
     UnfusedShape pair;
-    pair.collective = kind_ == Kind::kAllgatherGemm       ? Collective::kAllGather
-                      : kind_ == Kind::kGemmReduceScatter ? Collective::kReduceScatter
-                                                          : Collective::kAllReduce;
+    pair.collective = kind_ == Kind::kGemmReduceScatter ? Collective::kReduceScatter
+                      : kind_ == Kind::kGemmAllreduce   ? Collective::kAllReduce
+                                                        : Collective::kAllGather;
+    pair.is_wgrad = kind_ == Kind::kAllgatherGemmWgrad;
     pair.m = shape_["m"];
     pair.n = shape_["n"];
     pair.k = shape_["k"];
-    pair.lda = padded(pair.k);
+    pair.lda = padded(windows_.a.cols);
     pair.ldb = padded(windows_.b.cols);
     pair.ldc = padded(pair.n);
     pair.b_layout = context_.b_layout;

@@ -40,6 +40,7 @@ enum class Collective { kAllGather, kReduceScatter, kAllReduce };
 // those of the operator's arguments.
 struct UnfusedShape {
   Collective collective = Collective::kAllGather;
+  bool is_wgrad = false;  // C[k, n] = dY[m, k]^T X[m, n], and X is what is gathered
   int64_t m = 0;
   int64_t n = 0;
   int64_t k = 0;

@@ -17,7 +17,7 @@ double link_bytes(const UnfusedShape& shape, int nranks) {
   const auto partial_bytes = static_cast<double>(element_bytes(shape.dtypes.comm_dtype));
   switch (shape.collective) {
     case Collective::kAllGather:
-      return to_others * k * input_bytes;
+      return to_others * (shape.is_wgrad ? n : k) * input_bytes;
     case Collective::kReduceScatter:
       return to_others * n * partial_bytes;
     case Collective::kAllReduce:
