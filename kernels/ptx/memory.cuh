@@ -123,6 +123,16 @@ __device__ __forceinline__ void red_release_gpu_max(uint64_t* address, uint64_t 
   asm volatile("red.release.gpu.global.max.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
 
+// PTX ISA: atom, `.release`, `.add`
+__device__ __forceinline__ uint32_t atom_release_gpu_add(uint32_t* address, uint32_t value) {
+  uint32_t before;
+  asm volatile("atom.release.gpu.global.add.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(address), "r"(value)
+               : "memory");
+  return before;
+}
+
 // PTX ISA: atom, `.acq_rel`, `.add`
 __device__ __forceinline__ uint32_t atom_acq_rel_gpu_add(uint32_t* address, uint32_t value) {
   uint32_t before;

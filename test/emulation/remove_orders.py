@@ -25,7 +25,7 @@ WEAKER = [
     (r"\bld_acquire_", "ld_relaxed_"),
     (r"\bst_release_", "st_relaxed_"),
     (r"\bred_release_gpu_add\b", "red_relaxed_gpu_add"),
-    (r"\batom_acq_rel_gpu_add\b", "atom_relaxed_gpu_add"),
+    (r"\batom_(release|acq_rel)_gpu_add\b", "atom_relaxed_gpu_add"),
 ]
 LIMIT_S = 600
 

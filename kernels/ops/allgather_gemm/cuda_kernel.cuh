@@ -365,7 +365,9 @@ __device__ __forceinline__ void push_beside_product(const RankLaunch& launch, co
     if (threadIdx.x % 32 == 0) {
       uint32_t expected = 0;
       uint32_t* count = count_of(params, units, note, &expected);
-      if (ptx::atom_acq_rel_gpu_add(count, 1) + 1 == expected) {
+      // What others have pushed the last one's fence acquires: an acquire with every unit would empty the SM's
+      // L1 cache.
+      if (ptx::atom_release_gpu_add(count, 1) + 1 == expected) {
         ptx::st_relaxed_gpu(count, 0);
         ptx::fence_acq_rel_sys();
         signal_panel(launch, params, note);

@@ -218,7 +218,7 @@ __device__ __forceinline__ void push_beside_network_product(const RankLaunch& la
     if (threadIdx.x % 32 == 0) {
       uint32_t expected = 0;
       uint32_t* count = count_of_source(params, units, note, &expected);
-      if (ptx::atom_acq_rel_gpu_add(count, 1) + 1 == expected) {
+      if (ptx::atom_release_gpu_add(count, 1) + 1 == expected) {
         ptx::st_relaxed_gpu(count, 0);
         ptx::fence_acq_rel_sys();
         signal_source(launch, params, note);
