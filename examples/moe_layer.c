@@ -1,62 +1,22 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * One mixture-of-experts layer with libmkernel: tokens to their experts and through the first weights,
- * SwiGLU, the second weights, home again. One process a rank, started by any launcher that sets MK_RANK and
- * MK_NRANKS; the id travels through the file named on the command line. Built with
- *   cc -std=gnu99 moe_layer.c -lm $(pkg-config --cflags --libs mkernel)
+ * SwiGLU, the second weights, home again. One process a rank (job.h); the id travels through the file named on
+ * the command line. Built with cc -std=gnu99 moe_layer.c -lm $(pkg-config --cflags --libs mkernel)
  *
  * All tokens are equal, so that each rank can check its own result by itself.
  */
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
-#include "mkernel.h"
+#include "job.h"
 
 enum { HIDDEN = 32, INTER = 16, EXPERTS = 7, TOPK = 2, MAX_TOKENS = 24 };
-
-static uint16_t to_bf16(float value) {
-  uint32_t bits;
-  memcpy(&bits, &value, sizeof bits);
-  return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
-static int check(mk_status_t status, const char* what, mk_comm_t comm) {
-  if (status == MK_SUCCESS) return 0;
-  fprintf(stderr, "%s: %s: %s\n", what, mk_status_string(status), mk_get_last_error(comm));
-  return 1;
-}
-
-static int share_id(const char* path, int rank, mk_unique_id_t* id) {
-  char part[4096];
-  FILE* file;
-  int tries;
-  if (rank == 0) {
-    if (check(mk_get_unique_id(id), "mk_get_unique_id", NULL)) return 1;
-    snprintf(part, sizeof part, "%s.part", path);
-    file = fopen(part, "wb");
-    return !file || fwrite(id, sizeof *id, 1, file) != 1 || fclose(file) || rename(part, path);
-  }
-  for (tries = 0; tries < 600; ++tries) {
-    file = fopen(path, "rb");
-    if (file) {
-      const int got = fread(id, sizeof *id, 1, file) == 1;
-      fclose(file);
-      return !got;
-    }
-    usleep(100000);
-  }
-  return 1;
-}
 
 /* What expert e does to a value: its weights are all (e + 1) / 32 for the gate, 1 / 8 for the rest. */
 static float gate_weight(int expert) { return (float)(expert + 1) / 32; }
 
 int main(int argc, char** argv) {
-  const int rank = atoi(getenv("MK_RANK") ? getenv("MK_RANK") : "0");
-  const int nranks = atoi(getenv("MK_NRANKS") ? getenv("MK_NRANKS") : "1");
+  const int rank = environment_number("MK_RANK", 0), nranks = environment_number("MK_NRANKS", 1);
   const int tokens = MAX_TOKENS - rank * 5 > 0 ? MAX_TOKENS - rank * 5 : 0; /* differs between ranks */
   const int per_rank = (EXPERTS + nranks - 1) / nranks;
   const int first = rank * per_rank < EXPERTS ? rank * per_rank : EXPERTS;
