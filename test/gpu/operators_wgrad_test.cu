@@ -246,7 +246,7 @@ std::vector<WgradCase> make_wgrad_cases() {
     cases.push_back({shape[0], shape[1], shape[2], true, MK_DTYPE_FP16, MK_DTYPE_FP16, true, true});
     cases.push_back({shape[0], shape[1], shape[2], false, MK_DTYPE_BF16, MK_DTYPE_FP32, true, true});
   }
-  // Several panels of columns; CTAs that push and then compute.
+  // Several panels of columns.
   for (const int copy_ctas : {0, 7}) {
     cases.push_back({520, 4500, 264, false, MK_DTYPE_BF16, MK_DTYPE_BF16, false, true, 0, 0, copy_ctas});
     cases.push_back({1100, 9001, 1000, true, MK_DTYPE_FP16, MK_DTYPE_FP32, true, false, 0, 0, copy_ctas});
@@ -254,6 +254,8 @@ std::vector<WgradCase> make_wgrad_cases() {
     cases.push_back(
         {2304, 8200, 1160, false, MK_DTYPE_BF16, MK_DTYPE_BF16, false, true, 0, 0, copy_ctas, true});
   }
+  // CTAs that push and then compute, of 132, of 66 and of 33 (allgather_gemm_plan_test).
+  cases.push_back({520, 6152, 1160, false, MK_DTYPE_BF16, MK_DTYPE_FP32, true, true, 0, 0, 10});
   for (const auto& tile : {std::pair{128, 256}, std::pair{128, 128}, std::pair{64, 64}}) {
     for (const int copy_ctas : {0, 1, 7}) {
       cases.push_back({1100, 1000, 320, false, MK_DTYPE_BF16, MK_DTYPE_BF16, false, true, tile.first,

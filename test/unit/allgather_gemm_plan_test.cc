@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/device/rank_gemm_tiles.h"
+#include "kernels/ops/allgather_gemm/push_units.h"
 #include "kernels/topology_arrays.h"
 #include "rank_gemm_plans.h"
 
@@ -38,8 +39,31 @@ TEST_CASE("mode WGRAD: what the ranks agree on follows from rows and columns of 
     CHECK(int64_t{plan.num_panels} * plan.panel_steps * 64 >= call.n);
     CHECK(int64_t{plan.num_panels - 1} * plan.panel_steps * 64 < std::max<int64_t>(1, call.n));
     CHECK(plan.panel_steps * 64 % 256 == 0);  // no tile is in two panels
+    CHECK(plan.num_panels <= allgather_gemm::MAX_PANELS);
+    CHECK(plan.plan.chunk_rows % 64 == 0);
     CHECK(plan.tile_rows == ceil_div(call.k, plan.gemm.block_m));
     if (plan.gemm.num_streamk_tiles > 0) CHECK(plan.gemm.num_workers == plan.plan.compute_ctas);
+  }
+}
+
+TEST_CASE("mode WGRAD: all CTAs push, and those that are asked to do nothing else compute afterwards") {
+  GemmCall call = make_call(MK_OPERATOR_ALLGATHER_GEMM, 8192, 8192, 14336);
+  call.mode = MK_ALLGATHER_WGRAD;
+  CHECK(plan_of(call, 0, 2).plan.copy_ctas == 0);
+  CHECK(plan_of(call, 0, 4).plan.copy_ctas == 0);
+  call.k = 1200;  // the links of more than two are busy for as long as the product takes
+  CHECK(plan_of(call, 0, 2).plan.copy_ctas == 0);
+  CHECK(plan_of(call, 0, 4).plan.copy_ctas > 0);
+  // The case of operators_wgrad_test; each rank has its own k.
+  for (const auto& [nranks, num_sms] : {std::pair{2, 132}, {4, 66}, {4, 33}}) {
+    for (int rank = 0; rank < nranks; ++rank) {
+      GemmCall late = make_call(MK_OPERATOR_ALLGATHER_GEMM, 520, 6152, 1160 + 24 * rank);
+      late.mode = MK_ALLGATHER_WGRAD;
+      late.out_dtype = MK_DTYPE_FP32;
+      late.tuning.copy_ctas = 10;
+      INFO(nranks << " ranks, " << num_sms << " SMs, rank " << rank);
+      CHECK(rank_gemm_plan(late, rank, nranks, num_sms).value().num_late == 10);
+    }
   }
 }
 

@@ -53,6 +53,7 @@ TEST_CASE("mode WGRAD between nodes: the rows of X cross the network once, whoev
   CHECK(first.plan.compute_ctas + first.plan.copy_ctas == NUM_SMS - 1);
   CHECK(first.plan.send_ctas == 1);
   CHECK(first.plan.chunk_rows == 64);
+  CHECK(first.num_panels == 1);
   for (const int64_t k : {0, 8, 1000, 30000}) {
     for (const int64_t m : {0, 3, 1000, 16384}) {
       const RankGemmPlan plan = planned(3, m, 4096, k);

@@ -3,8 +3,6 @@
 // it waits for them. Functions of rank and shape alone, and with them the bits of the result.
 #pragma once
 
-#include <algorithm>
-
 #include "kernels/protocol.h"
 
 namespace mk::allgather_gemm {
