@@ -85,7 +85,10 @@ bool fill_dispatch(moe_dispatch_gemm::CudaParams& params, const MoeCall& call, c
   params.first_flag = comm.nranks;
   params.blocks_per_source = plan.blocks_per_source;
   const auto row_bytes = static_cast<int>(plan.layout.row_bytes);
-  params.unit_rows = moe::unit_rows_for(row_bytes);
+  // Where rows are many, CTAs that compute push a unit a warp first.
+  const int push_ctas = plan.plan.copy_ctas + (tile.block_m < moe::BLOCK_ROWS ? 0 : plan.plan.compute_ctas);
+  params.unit_rows =
+      moe::unit_rows_for(row_bytes, params.routing.num_items(), push_ctas * (num_threads / 32 - 1));
   params.piece_rows = std::clamp(PUSH_CTA_PIECE_BYTES / row_bytes, 1, 32);
   const int64_t parts = ceil_div(row_bytes, PUSH_CTA_PIECE_BYTES);
   params.piece_bytes = static_cast<int>(round_up(ceil_div(row_bytes, parts), 16));

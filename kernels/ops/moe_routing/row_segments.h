@@ -77,10 +77,12 @@ struct Turns {
   }
 };
 
-// A power of two: about as many rows as make a unit of 32 KB, 32 at most.
-MK_HOST_DEVICE constexpr int unit_rows_for(int64_t row_bytes) {
+// A power of two: about as many rows as make a unit of 32 KB, 32 at most, and no more than it takes for
+// `num_warps` warps to have all `num_rows` rows at once.
+MK_HOST_DEVICE constexpr int unit_rows_for(int64_t row_bytes, int64_t num_rows = INT64_MAX,
+                                           int64_t num_warps = 1) {
   int rows = 1;
-  while (rows < 32 && 2 * rows * row_bytes <= 32768) rows *= 2;
+  while (rows < 32 && 2 * rows * row_bytes <= 32768 && rows * num_warps < num_rows) rows *= 2;
   return rows;
 }
 
