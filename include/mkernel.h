@@ -31,8 +31,8 @@
  *   one row). The library reads and writes nothing beyond the last element of a row.
  * Rows. Rank r of W owns rows [r*ceil(M/W), min(M, (r+1)*ceil(M/W))), m_r of them, perhaps none; experts and
  *   contiguous sequence slices follow the same rule.
- * Arithmetic: fp32 accumulation in an order fixed by topology and plan, so the bits of a result are the
- *   same on every run.
+ * Arithmetic: fp32 accumulation in an order fixed by topology, plan and, of experts, how many rows each gets,
+ *   so the bits of a result are the same on every run.
  * Streams. A call on a CUDA communicator enqueues on the given stream and returns; buffers belong to the
  *   caller, who leaves them alone until the work has completed in stream order. A communicator on the host
  *   executor has one in-order queue of its own: stream must be NULL, and mk_comm_synchronize waits.

@@ -3,6 +3,7 @@
 // tile crosses the border of two groups. How many rows each has is known on the device alone.
 #pragma once
 
+#include <climits>
 #include <cstdint>
 
 #include "kernels/device/host_device.h"
@@ -18,7 +19,39 @@ struct GroupedTile {
   int group;
   int row;      // the tile's first
   int row_end;  // the group's
-  int ordinal;  // of the worker's tiles
+  int ordinal;  // of the worker's tiles, or pieces of them
+  // Of a cut tile: the worker that has its last part finishes it. The others, first_peer and every
+  // peer_stride-th after it, have its earlier parts, in order.
+  bool is_owner;
+  int first_peer;
+  int num_peers;
+  int peer_stride;
+
+  MK_HOST_DEVICE bool is_whole() const { return is_owner && num_peers == 0; }
+};
+
+// The last tiles of a walk, where they are at most half as many as workers: each is cut along k into as many
+// parts as there are workers for. Neighbours have the same part of neighbouring tiles, as they have these tiles
+// whole: what they have in common is then asked for at the same time. Workers wait for workers of a lower index
+// alone.
+struct CutTiles {
+  static constexpr int MAX_PARTS = 8;
+  // What it costs to hand over partial sums, in k-steps.
+  static constexpr int EXCHANGE_K_STEPS = 12;
+  int first_tile = INT_MAX;  // all before it are whole
+  int num_tiles = 0;
+  int num_parts = 1;
+
+  CutTiles() = default;
+  MK_HOST_DEVICE CutTiles(int num_all_tiles, int num_k_steps, int num_workers) {
+    const int left = num_all_tiles % num_workers;
+    if (left == 0) return;
+    const int parts = num_workers / left < MAX_PARTS ? num_workers / left : MAX_PARTS;
+    if ((num_k_steps + parts - 1) / parts + EXCHANGE_K_STEPS > num_k_steps) return;
+    first_tile = num_all_tiles - left;
+    num_tiles = left;
+    num_parts = parts;
+  }
 };
 
 // Group g has the rows [row_begin[g], row_begin[g + 1]) less row_begin[0].
@@ -30,6 +63,7 @@ struct GroupedTiles {
   int num_k_steps;
   int group_m;  // see TileRaster
   int num_workers;
+  CutTiles cut = {};  // next() alone knows of them
 
   MK_HOST_DEVICE int first_row(int group) const { return static_cast<int>(row_begin[group] - row_begin[0]); }
   MK_HOST_DEVICE int num_m_tiles(int group) const {
@@ -65,8 +99,8 @@ struct TwoPasses {
 };
 
 // Tiles are numbered pass by pass, in a pass group by group, inside a group as TileRaster does. A
-// worker takes every num_workers-th, or is told which; either way a tile has a higher number than the one
-// before.
+// worker takes every num_workers-th, and then its part of those that are cut, or is told which; whole tiles
+// have a higher number than the one before.
 template <class Passes>
 class GroupedTileCursor {
  public:
@@ -74,6 +108,7 @@ class GroupedTileCursor {
       : tiles_(tiles), passes_(passes), next_tile_(worker) {}
 
   MK_HOST_DEVICE bool next(GroupedTile* work) {
+    if (next_tile_ >= tiles_.cut.first_tile) return take_part(work);
     const bool has_work = find(next_tile_, work);
     next_tile_ += tiles_.num_workers;
     return has_work;
@@ -102,10 +137,32 @@ class GroupedTileCursor {
     work->row = tiles_.first_row(group_) + work->m_tile * tiles_.block_m;
     work->row_end = tiles_.first_row(group_ + 1);
     work->ordinal = num_tiles_++;
+    work->is_owner = true;
+    work->first_peer = 0;
+    work->num_peers = 0;
+    work->peer_stride = 0;
     return true;
   }
 
  private:
+  MK_HOST_DEVICE bool take_part(GroupedTile* work) {
+    const CutTiles& cut = tiles_.cut;
+    const int index = next_tile_ - cut.first_tile;
+    const int part = index / cut.num_tiles;
+    if (part >= cut.num_parts) return false;
+    next_tile_ = INT_MAX;  // it was the worker's last
+    const int tile = index - part * cut.num_tiles;
+    find(cut.first_tile + tile, work);
+    work->k_begin = part * tiles_.num_k_steps / cut.num_parts;
+    work->k_end = (part + 1) * tiles_.num_k_steps / cut.num_parts;
+    work->is_owner = part + 1 == cut.num_parts;
+    if (!work->is_owner) return true;
+    work->first_peer = tile;  // a worker's part has its number
+    work->num_peers = part;
+    work->peer_stride = cut.num_tiles;
+    return true;
+  }
+
   const GroupedTiles& tiles_;
   const Passes passes_;
   int next_tile_;

@@ -48,6 +48,11 @@ std::vector<MoeCase> cases(bool quick) {
   made.back().tuning.copy_ctas = 1;
   made.back().tuning.compute_ctas = 5;
   made.back().tuning.reduce_ctas = 1;
+  // Last tiles that are cut along k.
+  made.push_back(
+      {.tokens = 120, .same_tokens = true, .hidden = 1544, .inter = 520, .experts = 8, .topk = 4, .seed = 9});
+  made.back().tuning.tile_m = 128;
+  made.back().tuning.compute_ctas = 7;
   return made;
 }
 

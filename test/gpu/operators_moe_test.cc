@@ -52,6 +52,25 @@ std::vector<MoeCase> large_cases(bool quick) {
     cases.back().tuning.copy_ctas = 1;
     cases.back().tuning.compute_ctas = 5;
   }
+  // Last tiles that are cut along k: into two parts and more, of experts that have all rows or some, and where
+  // there are no others.
+  MoeCase cut{
+      .tokens = 120, .same_tokens = true, .hidden = 1544, .inter = 520, .experts = 8, .topk = 4, .seed = 9};
+  cut.tuning.tile_m = 128;
+  for (const int compute_ctas : {7, 16, 29}) {
+    cut.tuning.compute_ctas = compute_ctas;
+    cut.w_layout = compute_ctas == 16 ? MK_LAYOUT_NK : MK_LAYOUT_KN;
+    cut.out_dtype = compute_ctas == 7 ? MK_DTYPE_FP32 : MK_DTYPE_BF16;
+    for (const Spread spread : {Spread::even, Spread::few, Spread::one_expert}) {
+      cut.spread = spread;
+      cut.row_scale = spread == Spread::even;
+      cases.push_back(cut);
+    }
+  }
+  cut.spread = Spread::half;
+  cut.dtype = MK_DTYPE_FP16;
+  cut.integers = false;
+  cases.push_back(cut);
   return cases;
 }
 

@@ -356,6 +356,82 @@ TEST_CASE("every tile of a grouped product is one worker's, once") {
   }
 }
 
+// What a worker has of a tile.
+struct TilePart {
+  int worker;
+  GroupedTile work;
+};
+
+// Each tile is whole, or its parts are all of it, with which its owner knows whose they are: of workers before
+// it.
+void walk_cut(const GroupedTiles& tiles, int num_tiles) {
+  std::map<std::tuple<int, int, int>, std::vector<TilePart>> parts;
+  for (int worker = 0; worker < tiles.num_workers; ++worker) {
+    GroupedTileCursor cursor(tiles, OnePass{}, worker);
+    GroupedTile work;
+    bool had_part = false;
+    for (int ordinal = 0; cursor.next(&work); ++ordinal) {
+      REQUIRE(work.ordinal == ordinal);
+      REQUIRE(!had_part);
+      had_part = !work.is_whole();
+      parts[{work.group, work.m_tile, work.n_tile}].push_back({worker, work});
+    }
+  }
+  REQUIRE(static_cast<int>(parts.size()) == num_tiles);
+  int num_cut = 0;
+  for (const auto& [tile, of_tile] : parts) {
+    REQUIRE(of_tile.front().work.k_begin == 0);
+    REQUIRE(of_tile.back().work.k_end == tiles.num_k_steps);
+    const GroupedTile& owned = of_tile.back().work;
+    REQUIRE(owned.is_owner);
+    REQUIRE(owned.num_peers + 1 == static_cast<int>(of_tile.size()));
+    if (of_tile.size() > 1) ++num_cut;
+    for (size_t i = 0; i + 1 < of_tile.size(); ++i) {
+      REQUIRE(of_tile[i].work.k_end == of_tile[i + 1].work.k_begin);
+      REQUIRE(of_tile[i].work.k_begin < of_tile[i].work.k_end);
+      REQUIRE(!of_tile[i].work.is_owner);
+      REQUIRE(of_tile[i].worker == owned.first_peer + static_cast<int>(i) * owned.peer_stride);
+      REQUIRE(of_tile[i].worker < of_tile.back().worker);
+    }
+  }
+  REQUIRE(num_cut == tiles.cut.num_tiles);
+}
+
+TEST_CASE("the last tiles of a grouped product are cut where they would leave half of the workers idle") {
+  std::mt19937 random(6);
+  int num_cut = 0;
+  for (int turn = 0; turn < 400; ++turn) {
+    std::vector<uint32_t> row_begin = {static_cast<uint32_t>(random() % 1000)};
+    const int groups = static_cast<int>(random() % 9);
+    for (int group = 0; group < groups; ++group)
+      row_begin.push_back(row_begin.back() + (random() % 3 == 0 ? 0 : random() % 600));
+    GroupedTiles tiles{row_begin.data(),
+                       groups,
+                       128,
+                       1 + static_cast<int>(random() % 9),
+                       1 + static_cast<int>(random() % 120),
+                       1 + static_cast<int>(random() % 4),
+                       1 + static_cast<int>(random() % 140)};
+    int num_tiles = 0;
+    for (int group = 0; group < groups; ++group) num_tiles += tiles.num_m_tiles(group) * tiles.num_n_tiles;
+    tiles.cut = CutTiles(num_tiles, tiles.num_k_steps, tiles.num_workers);
+    if (tiles.cut.num_tiles > 0) {
+      ++num_cut;
+      REQUIRE(tiles.cut.num_tiles == num_tiles % tiles.num_workers);
+      REQUIRE(tiles.cut.num_parts >= 2);
+      REQUIRE(tiles.cut.num_parts <= CutTiles::MAX_PARTS);
+      REQUIRE(tiles.cut.num_parts * tiles.cut.num_tiles <= tiles.num_workers);
+    }
+    walk_cut(tiles, num_tiles);
+  }
+  REQUIRE(num_cut > 50);
+  // All that a few tiles of many steps are cut into, and those of few steps.
+  REQUIRE(CutTiles(250, 112, 122).num_parts == 8);
+  REQUIRE(CutTiles(536, 112, 122).num_parts == 2);
+  REQUIRE(CutTiles(550, 112, 122).num_parts == 1);
+  REQUIRE(CutTiles(250, 13, 122).num_parts == 1);
+}
+
 TEST_CASE("a worker that is told of tiles finds those that it would have counted to") {
   std::mt19937 random(4);
   for (int turn = 0; turn < 100; ++turn) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels/device/copy_rows.cuh"
+#include "kernels/device/gemm_partials.cuh"
 #include "kernels/ops/moe_dispatch_gemm/cuda_push.cuh"
 #include "kernels/ops/moe_routing/cuda_product.cuh"
 
@@ -20,15 +21,20 @@ struct Storage : moe::ExpertStorage<Config, Tables> {
   __device__ OnePass passes() const { return {}; }
 };
 
-__device__ __forceinline__ GroupedTiles tiles_of(const CudaParams& params, const Tables& tables, int block_m) {
+template <class Config>
+__device__ __forceinline__ GroupedTiles tiles_of(const CudaParams& params, const Tables& tables) {
   const moe::CudaRouting& routing = params.routing;
-  return {tables.rows + routing.first_expert(routing.rank),
-          routing.num_experts(routing.rank),
-          block_m,
-          params.num_n_tiles,
-          params.num_k_steps,
-          params.group_m,
-          params.num_compute_ctas};
+  const int first = routing.first_expert(routing.rank);
+  const int num_experts = routing.num_experts(routing.rank);
+  GroupedTiles tiles = {tables.rows + first, num_experts,    Config::BLOCK_M,        params.num_n_tiles,
+                        params.num_k_steps,  params.group_m, params.num_compute_ctas};
+  if constexpr (!moe::DEALS_TILES<Config>) {
+    static_assert(Config::BLOCK_M == moe::BLOCK_ROWS);
+    const uint32_t num_blocks = tables.blocks[first + num_experts] - tables.blocks[first];
+    tiles.cut = CutTiles(static_cast<int>(num_blocks) * params.num_n_tiles, params.num_k_steps,
+                         params.num_compute_ctas);
+  }
+  return tiles;
 }
 
 // By a whole warp: waits for the rows of a block of a local expert, a lane for each source.
@@ -60,7 +66,7 @@ __device__ __forceinline__ void watch_rows(const RankLaunch& launch, const CudaP
                                            const Tables& tables, const Passes& passes, TileFeed& feed,
                                            uint32_t& num_ready) {
   const bool is_first = threadIdx.x % 32 == 0;
-  const GroupedTiles tiles = tiles_of(params, tables, Config::BLOCK_M);
+  const GroupedTiles tiles = tiles_of<Config>(params, tables);
   GroupedTileCursor cursor(tiles, passes, blockIdx.x);
   GroupedTile work;
   uint32_t num_tiles = 0;
@@ -93,7 +99,7 @@ __device__ __forceinline__ void produce(const RankLaunch& launch, moe::ProductSt
   const CUtensorMap* map_rows = &params.map_rows[launch.bank()];
   ptx::prefetch_tensormap(map_rows);
   ptx::prefetch_tensormap(&params.map_w);
-  const GroupedTiles tiles = tiles_of(params, tables, Config::BLOCK_M);
+  const GroupedTiles tiles = tiles_of<Config>(params, tables);
   GroupedTileCursor cursor(tiles, passes, blockIdx.x);
   StageCursor<Config::NUM_STAGES> stages;
   const CtasInStep in_step = moe::ctas_in_step<Config>(params.comm, params.num_compute_ctas);
@@ -102,12 +108,10 @@ __device__ __forceinline__ void produce(const RankLaunch& launch, moe::ProductSt
     const Tracer tracer(params.comm.trace, TRACE_LOAD);
     tracer.begin(TraceKind::load, trace_tile(work));
     const int near = max(work.k_end - moe::TAKEN_K_STEPS_AHEAD, 0);
-    moe::load_expert_tile<Config>(
-        smem.mainloop, stages, map_rows, work.row, &params.map_w, work, in_step,
-        [&] { moe::wait_ready(smem.num_ready, work.ordinal); },
-        [&](int k_step) {
-          if (moe::DEALS_TILES<Config> && k_step == near) near_end(feed, ordinal);
-        });
+    moe::load_expert_tile<Config>(smem.mainloop, stages, map_rows, work.row, &params.map_w, work, in_step,
+                                  moe::WatchedRows(smem.num_ready), [&](int k_step) {
+                                    if (moe::DEALS_TILES<Config> && k_step == near) near_end(feed, ordinal);
+                                  });
     tracer.end();
   }
   in_step.leave();
@@ -139,6 +143,38 @@ class RowOrigins {
   int4 words_ = {};
 };
 
+// Of tiles that are cut: a partial tile in the second half of a CTA's staging memory, since in the first
+// another CTA may still read counts (cta_rows()).
+template <class Config>
+__device__ __forceinline__ PartialsLayout partials_layout() {
+  constexpr int MOST_CTAS = STAGING_FLAGS_BYTES / (PartialsLayout::MAX_BLOCKS * sizeof(uint32_t)) - 1;
+  static_assert(moe::MAX_COUNTING_CTAS * moe::CUDA_MAX_EXPERTS * sizeof(uint32_t) <= STAGING_BYTES / 2);
+  static_assert(Config::BLOCK_M * Config::BLOCK_N * sizeof(float) <= STAGING_BYTES / 2);
+  PartialsLayout layout(MOST_CTAS, Config::BLOCK_M, Config::BLOCK_N);
+  layout.flags_bytes += STAGING_BYTES / 2;
+  layout.tile_bytes = STAGING_BYTES;
+  return layout;
+}
+
+// By all warps of a warpgroup: false if another CTA finishes the tile, which then has this one's partial tile;
+// else with the partial tiles of its peers the accumulators are whole. `has_rows`: the warp's 16 rows are in
+// the tile.
+template <class Config>
+__device__ __forceinline__ bool join_parts(const RankComm& comm, const GroupedTile& work, int block,
+                                           float (&accumulators)[Config::BLOCK_N / 2], bool has_rows) {
+  if constexpr (moe::DEALS_TILES<Config>) return true;
+  if (!work.is_owner) {
+    partials_store(accumulators, partials_layout<Config>(), comm.partials, blockIdx.x, block, has_rows);
+    return false;
+  }
+  if (work.num_peers > 0) {
+    partials_add(
+        accumulators, partials_layout<Config>(), comm.partials,
+        [&](int peer) { return work.first_peer + peer * work.peer_stride; }, work.num_peers, block, has_rows);
+  }
+  return true;
+}
+
 // A warp's 16 rows of a product, scaled, into y; with the first tile of a row, its place in the record.
 template <class Config>
 __device__ __forceinline__ void finish_rows(const CudaParams& params, moe::ProductStorage<Config>& smem,
@@ -147,6 +183,7 @@ __device__ __forceinline__ void finish_rows(const CudaParams& params, moe::Produ
                                             const RowOrigin& origin) {
   const int lane = threadIdx.x % 32;
   const int row = moe::warp_row(work, block);
+  if (!join_parts<Config>(params.comm, work, block, accumulators, row < work.row_end)) return;
   if (!__any_sync(~0u, row < work.row_end)) return;  // by a vote: see store_tile_rows()
   if (work.n_tile == 0 && params.routing.writes_record && lane < 16 && row + lane < work.row_end) {
     auto* rows =
@@ -209,7 +246,7 @@ __device__ __forceinline__ void run_product_cta(const RankLaunch& launch, const 
         }
       },
       [&](int warpgroup) __attribute__((always_inline)) {
-        const GroupedTiles tiles = tiles_of(params, tables, Config::BLOCK_M);
+        const GroupedTiles tiles = tiles_of<Config>(params, tables);
         GroupedTileCursor cursor(tiles, passes, blockIdx.x);
         uint32_t num_tiles = 0;
         static_assert(Config::NUM_ROW_BLOCKS == 1);

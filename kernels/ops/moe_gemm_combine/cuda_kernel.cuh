@@ -82,13 +82,12 @@ __device__ __forceinline__ void produce(moe::ProductStorage<Config>& smem, Feed&
     const Tracer tracer(params.comm.trace, TRACE_LOAD);
     tracer.begin(TraceKind::load, trace_tile(work));
     const int near = max(work.k_end - moe::TAKEN_K_STEPS_AHEAD, 0);
-    moe::load_expert_tile<Config>(
-        smem.mainloop, stages, map_rows, work.row, &params.map_w, work, in_step, [] {},
-        [&](int k_step) {
-          if constexpr (moe::DEALS_TILES<Config>) {
-            if (k_step == near) near_end(feed, ordinal);
-          }
-        });
+    moe::load_expert_tile<Config>(smem.mainloop, stages, map_rows, work.row, &params.map_w, work, in_step,
+                                  moe::RowsAreHere(), [&](int k_step) {
+                                    if constexpr (moe::DEALS_TILES<Config>) {
+                                      if (k_step == near) near_end(feed, ordinal);
+                                    }
+                                  });
     tracer.end();
   }
   in_step.leave();

@@ -95,35 +95,6 @@ __device__ __forceinline__ bool next_work(GroupedTileCursor<Passes>& cursor, con
   return cursor.next(work);
 }
 
-// Producer, one thread: rows from `row` of `map_rows` on, once wait() has returned, but for the first weights.
-// Of a low tile, which has few as a rule, no more than there are.
-// at_k_step(k_step) comes with the loads of each.
-template <class Config, class Wait, class AtKStep>
-__device__ __forceinline__ void load_expert_tile(MainloopStorage<Config>& smem,
-                                                 StageCursor<Config::NUM_STAGES>& cursor,
-                                                 const CUtensorMap* map_rows, int row, const CUtensorMap* map_w,
-                                                 const GroupedTile& work, const CtasInStep& in_step,
-                                                 Wait&& wait, AtKStep&& at_k_step) {
-  const int n = work.n_tile * Config::BLOCK_N;
-  const StageBoxes boxes =
-      stage_boxes(work.row_end - work.row, Config::BLOCK_M, expert_box_rows(Config::BLOCK_M));
-  const uint32_t bytes = boxes.bytes() + Config::B_STAGE_BYTES;
-  for (int k_step = 0; k_step < work.k_end; ++k_step) {
-    mbarrier_wait(&smem.stage_empty[cursor.stage], cursor.phase ^ 1);
-    ptx::mbarrier_arrive_expect_tx(&smem.stage_full[cursor.stage], bytes);
-    load_weights_stage<Config>(smem, cursor.stage, map_w, n, k_step * Config::BLOCK_K, work.group);
-    if (k_step == 0) {
-      wait();
-      if (work.ordinal == 0) in_step.begin();
-      in_step.await_others(work.ordinal);
-    }
-    in_step.at_k_step(k_step, 0, work.k_end);
-    at_k_step(k_step);
-    load_a_stage<Config>(smem, cursor.stage, map_rows, boxes, row, k_step * Config::BLOCK_K);
-    cursor.advance();
-  }
-}
-
 // Another warp looks at the flags, a lane each, ahead of the producer, whose time a flag's latency would cost.
 constexpr uint32_t ALL_READY = 0x7fffffff;
 __device__ __forceinline__ void pass_ready(uint32_t& num_ready, uint32_t value) {
@@ -133,12 +104,79 @@ __device__ __forceinline__ void pass_ready(uint32_t& num_ready, uint32_t value) 
     *static_cast<volatile uint32_t*>(&num_ready) = value;
   }
 }
-__device__ __forceinline__ void wait_ready(const uint32_t& num_ready, int ordinal) {
-  while (*static_cast<const volatile uint32_t*>(&num_ready) <= static_cast<uint32_t>(ordinal)) {
+
+// What a producer knows of its tiles' rows: what that warp has told it, or that they are there.
+class WatchedRows {
+ public:
+  __device__ explicit WatchedRows(const uint32_t& num_ready) : num_ready_(num_ready) {}
+  __device__ __forceinline__ bool are_here(int ordinal) const {
+    return *static_cast<const volatile uint32_t*>(&num_ready_) > static_cast<uint32_t>(ordinal);
   }
-  __threadfence_block();
-  // TMA is another proxy than the loads that saw the flags.
-  ptx::fence_proxy_async_global();
+  __device__ __forceinline__ void wait(int ordinal) const {
+    while (!are_here(ordinal)) {
+    }
+    __threadfence_block();
+    // TMA is another proxy than the loads that saw the flags.
+    ptx::fence_proxy_async_global();
+  }
+
+ private:
+  const uint32_t& num_ready_;
+};
+struct RowsAreHere {
+  __device__ bool are_here(int /*ordinal*/) const { return true; }
+  __device__ void wait(int /*ordinal*/) const {}
+};
+
+// Between two stages of weights that a CTA asks for while its first rows are on their way. Memory is idle then,
+// but all at once would hold the rows up.
+constexpr uint64_t FIRST_WEIGHTS_PACE_NS = 500;
+
+// Producer, one thread: rows from `row` of `map_rows` on, once they are here, but for the first weights.
+// Of a low tile, which has few as a rule, no more than there are.
+// at_k_step(k_step) comes with the loads of each.
+template <class Config, class Rows, class AtKStep>
+__device__ __forceinline__ void load_expert_tile(MainloopStorage<Config>& smem,
+                                                 StageCursor<Config::NUM_STAGES>& cursor,
+                                                 const CUtensorMap* map_rows, int row, const CUtensorMap* map_w,
+                                                 const GroupedTile& work, const CtasInStep& in_step,
+                                                 const Rows& rows, AtKStep&& at_k_step) {
+  const int n = work.n_tile * Config::BLOCK_N;
+  const StageBoxes boxes =
+      stage_boxes(work.row_end - work.row, Config::BLOCK_M, expert_box_rows(Config::BLOCK_M));
+  const uint32_t bytes = boxes.bytes() + Config::B_STAGE_BYTES;
+  const auto load_weights = [&](int stage, int k_step) {
+    ptx::mbarrier_arrive_expect_tx(&smem.stage_full[stage], bytes);
+    load_weights_stage<Config>(smem, stage, map_w, n, k_step * Config::BLOCK_K, work.group);
+  };
+  const bool is_whole = work.is_whole();  // parts come last, and have no next tile to begin together
+  int asked_end = work.k_begin;           // of the weights
+  if (work.ordinal == 0) {                // all stages are free
+    const int ring_end = min(work.k_begin + Config::NUM_STAGES, work.k_end);
+    for (uint64_t next = ptx::globaltimer(); asked_end < ring_end && !rows.are_here(0);) {
+      if (ptx::globaltimer() < next) continue;
+      next += FIRST_WEIGHTS_PACE_NS;
+      load_weights(asked_end - work.k_begin, asked_end);
+      ++asked_end;
+    }
+  }
+  for (int k_step = work.k_begin; k_step < work.k_end; ++k_step) {
+    if (k_step >= asked_end) {
+      mbarrier_wait(&smem.stage_empty[cursor.stage], cursor.phase ^ 1);
+      load_weights(cursor.stage, k_step);
+    }
+    if (k_step == work.k_begin) {
+      rows.wait(work.ordinal);
+      if (is_whole) {
+        if (work.ordinal == 0) in_step.begin();
+        in_step.await_others(work.ordinal);
+      }
+    }
+    if (is_whole) in_step.at_k_step(k_step, 0, work.k_end);
+    at_k_step(k_step);
+    load_a_stage<Config>(smem, cursor.stage, map_rows, boxes, row, k_step * Config::BLOCK_K);
+    cursor.advance();
+  }
 }
 
 template <class Params>
