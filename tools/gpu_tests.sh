@@ -67,7 +67,7 @@ for library in "$binaries/tools/softnic/libsoftnic.so" "$binaries/libsoftnic.so"
 done
 # No multicast between GPUs, by anybody.
 export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1
-# See set_environment() in test/gpu/operators_run.h.
+# See set_environment() in test/gpu/operators_job.h.
 export CUDA_MODULE_LOADING=EAGER CUDA_DEVICE_MAX_CONNECTIONS=32
 
 passed=0

@@ -64,12 +64,15 @@ GemmPlan choose_tile(const GemmCall& call, std::span<const GemmTile> tiles, int6
     shape.out_type = gemm_type(call.out_dtype);
     // Ranks of a reduction choose alike, and b_layout is each rank's own.
     shape.b_transposed = call.op == MK_OPERATOR_ALLGATHER_GEMM && call.b_layout == MK_LAYOUT_NK && !is_wgrad;
-    const GemmPlan plan = gemm_plan_with(shape, num_sms, tile, -1);
+    GemmPlan plan = gemm_plan_with(shape, num_sms, tile, -1);
+    // Reductions do not store their tiles at once.
+    if (call.op == MK_OPERATOR_ALLGATHER_GEMM) plan.predicted_us += gemm_plan_exposed_us(shape, plan);
     if (best.block_m == 0 || plan.predicted_us < best.predicted_us) best = plan;
     const int64_t rest = gemm_plan_num_tiles(shape, plan) % num_sms;
     if (!cuts || rest == 0) continue;
     GemmPlan cut = gemm_plan_with(shape, num_sms, tile, static_cast<int>(rest));
     if (tile.ping_pong) cut.predicted_us *= PING_PONG_CUT_FACTOR;
+    if (call.op == MK_OPERATOR_ALLGATHER_GEMM) cut.predicted_us += gemm_plan_exposed_us(shape, cut);
     if (cut.num_workers == num_sms && cut.predicted_us < best.predicted_us) best = cut;
   }
   return best;

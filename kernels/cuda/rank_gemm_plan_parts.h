@@ -38,7 +38,7 @@ int compute_ctas(const GemmCall& call, int num_ctas);
 // plan_reduction().
 Status plan_gather(const GemmCall& call, int rank, int nranks, int num_sms, const GemmClusterLimits& limits,
                    RankGemmPlan& to);
-// Mode WGRAD: a chunk is a k-step, and whole rows travel, for a tile of C wants them all.
+// Mode WGRAD: a tile of C wants all rows, but only of its columns, which travel in panels.
 Status plan_wgrad(const GemmCall& call, int rank, int nranks, int num_sms, RankGemmPlan& to);
 // Chunks travel between nodes whole, each with a signal of its own.
 Status plan_network_gather(const GemmCall& call, const TopologyView& nodes, RankGemmPlan& to);

@@ -22,6 +22,10 @@ constexpr double SPLIT_LINES_FACTOR = 1.015;    // rows of B that begin in the m
 constexpr double SM_LOAD_BYTES_PER_CYCLE = 52;  // L2 to one SM with all SMs loading
 constexpr double EPILOGUE_CYCLES = 3300;        // exposed after every tile; in ping-pong after the last
 constexpr double EPILOGUE_CYCLES_OF_256_ROWS = 9000;
+// In ping-pong, what is left of the epilogue of every tile but the last: less with each k-step that the other
+// warpgroup multiplies meanwhile.
+constexpr double PING_PONG_EPILOGUE_CYCLES = 2800;
+constexpr double HIDDEN_CYCLES_OF_K_STEP = 110;
 constexpr double START_CYCLES = 3500;
 constexpr double STREAMK_STEP_FACTOR = 1.04;
 // Partial tile out, flag, partial tile in: latencies, and, with large tiles, operands that were no longer in L2
@@ -311,6 +315,15 @@ GemmPlan gemm_plan_with(const GemmShape& shape, int num_sms, GemmTile tile, int 
   return plan;
 }
 
+double gemm_plan_exposed_us(const GemmShape& shape, const GemmPlan& plan) {
+  if (!plan.ping_pong) return 0;
+  const double k_steps = ceil_divide(shape.k, GEMM_BLOCK_K);
+  const int64_t whole_tiles = gemm_plan_num_tiles(shape, plan) - plan.num_streamk_tiles;
+  const int64_t tiles = ceil_divide(whole_tiles, plan.num_workers) + (plan.num_streamk_tiles > 0 ? 1 : 0);
+  const double cycles = PING_PONG_EPILOGUE_CYCLES - HIDDEN_CYCLES_OF_K_STEP * k_steps;
+  return std::max<int64_t>(0, tiles - 1) * std::max(0.0, cycles) / CLOCK_MHZ;
+}
+
 GemmPlan gemm_swapped_plan_with(const GemmShape& shape, int most_workers, GemmSwappedTile tile,
                                 int num_streamk_tiles) {
   const GemmShape tiled = swapped(shape);
@@ -424,6 +437,7 @@ GemmPlan gemm_plan(const GemmShape& shape, int num_sms, const GemmClusterLimits&
     const int64_t tiles = gemm_plan_num_tiles(shape, whole);
     if (shape.m <= FEW_ROWS && is_one_wave(shape, whole))
       whole.predicted_us = predict_one_wave_us(shape, whole);
+    whole.predicted_us += gemm_plan_exposed_us(shape, whole);
     consider(whole);
     const int64_t rest = tiles % std::max(1, num_sms);
     if (rest == 0) continue;
@@ -436,6 +450,7 @@ GemmPlan gemm_plan(const GemmShape& shape, int num_sms, const GemmClusterLimits&
         cut.predicted_us =
             predict_us(shape, cut, bytes_read_by_cut_tiles(shape, cut) * missed_part_of_cut_tiles(shape, cut));
       }
+      cut.predicted_us += gemm_plan_exposed_us(shape, cut);
       consider(cut);
     }
   }

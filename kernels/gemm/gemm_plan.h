@@ -101,6 +101,8 @@ GemmPlan gemm_plan(const GemmShape& shape, int num_sms, const GemmClusterLimits&
 
 // The plan with a given tile and number of tiles cut along k (-1: none; tests and tuning).
 GemmPlan gemm_plan_with(const GemmShape& shape, int num_sms, GemmTile tile, int num_streamk_tiles);
+// What tiles of few k-steps in ping-pong take longer than its predicted_us says, where they are stored at once.
+double gemm_plan_exposed_us(const GemmShape& shape, const GemmPlan& plan);
 
 // The plan with a given tile whose inner dimension `num_split_ctas` CTAs share, all tiles at once.
 GemmPlan gemm_split_plan_with(const GemmShape& shape, GemmTile tile, int num_split_ctas);

@@ -134,6 +134,7 @@ int main(int argc, char** argv) {
     }
     shapes.push_back(shape);
   }
+  set_environment();
   run_ranks(std::atoi(argv[1]), [&](Rank& rank) {
     for (const Shape& shape : shapes) run_shape(rank, shape);
   });

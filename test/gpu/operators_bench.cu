@@ -99,6 +99,7 @@ void run_shape(Rank& rank, const Shape& shape) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  operators::set_environment();
   int num_devices = 0;
   if (cudaGetDeviceCount(&num_devices) != cudaSuccess || num_devices == 0) return 77;
   if (argc < 3) return 2;

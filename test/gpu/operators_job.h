@@ -20,6 +20,13 @@
 
 namespace operators {
 
+// Must be set before CUDA starts. A kernel that waits for a peer may share its GPU with that peer: a module
+// that is loaded late, or a queue shared by two streams, would wait for it in turn.
+inline void set_environment() {
+  setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
+}
+
 inline void require_cuda(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;
   std::printf("FAILED: %s: %s\n", what, cudaGetErrorString(error));

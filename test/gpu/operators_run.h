@@ -28,13 +28,6 @@ __attribute__((format(printf, 1, 2))) inline std::string text(const char* patter
   return buffer;
 }
 
-// Must be set before CUDA starts. A kernel that waits for a peer may share its GPU with that peer: a module
-// that is loaded late, or a queue shared by two streams, would wait for it in turn.
-inline void set_environment() {
-  setenv("CUDA_MODULE_LOADING", "EAGER", 1);
-  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
-}
-
 struct Options {
   int nranks = 0;
   int nodes = 1;  // emulated, of consecutive ranks

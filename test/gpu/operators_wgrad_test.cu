@@ -255,7 +255,7 @@ std::vector<WgradCase> make_wgrad_cases() {
         {2304, 8200, 1160, false, MK_DTYPE_BF16, MK_DTYPE_BF16, false, true, 0, 0, copy_ctas, true});
   }
   // CTAs that push and then compute, of 132, of 66 and of 33 (allgather_gemm_plan_test).
-  cases.push_back({520, 6152, 1160, false, MK_DTYPE_BF16, MK_DTYPE_FP32, true, true, 0, 0, 10});
+  cases.push_back({520, 6152, 1160, false, MK_DTYPE_BF16, MK_DTYPE_FP32, true, true, 128, 128, 10});
   for (const auto& tile : {std::pair{128, 256}, std::pair{128, 128}, std::pair{64, 64}}) {
     for (const int copy_ctas : {0, 1, 7}) {
       cases.push_back({1100, 1000, 320, false, MK_DTYPE_BF16, MK_DTYPE_BF16, false, true, tile.first,

@@ -61,6 +61,7 @@ TEST_CASE("mode WGRAD: all CTAs push, and those that are asked to do nothing els
       late.mode = MK_ALLGATHER_WGRAD;
       late.out_dtype = MK_DTYPE_FP32;
       late.tuning.copy_ctas = 10;
+      late.tuning.tile_m = late.tuning.tile_n = 128;
       INFO(nranks << " ranks, " << num_sms << " SMs, rank " << rank);
       CHECK(rank_gemm_plan(late, rank, nranks, num_sms).value().num_late == 10);
     }
