@@ -60,6 +60,12 @@ constexpr double EFFICIENCY_OF_256_AND_SOME_ROWS = 0.9;
 constexpr double PAIR_START_US = 0.8;
 constexpr double PAIR_SPLIT_US = 1.5;
 constexpr double SWAPPED_START_US = 0.3;
+// What clusters with tiles of 256 columns take longer than the model says, where there are few k-steps and more
+// rows than FEW_ROWS.
+constexpr double SHORT_CLUSTERS_OF_256_US = 2;
+constexpr int64_t SHORT_K = 1536;
+// Of more rows than SOME_ROWS_OF_CUT_TILES, clusters of four have been measured on few products.
+constexpr double CLUSTERS_OF_MANY_ROWS_FACTOR = 1.1;
 
 // Boxes of TMA.
 constexpr int SWIZZLED_ROWS = 8;  // the swizzle's period: boxes begin there
@@ -458,11 +464,18 @@ GemmPlan gemm_plan(const GemmShape& shape, int num_sms, const GemmClusterLimits&
   const int few_rows = shape.b_transposed ? FEW_ROWS_OF_SWAPPED : FEW_ROWS_OF_SWAPPED_KN;
   if (shape.m > few_rows && shape.m <= SOME_ROWS_OF_CUT_TILES && !shape.a_transposed) {
     consider(gemm_swapped_plan_with(shape, num_sms, {256, 160, {1, 1}}, -1));
-    const GemmPlan clusters =
-        gemm_swapped_cluster_plan(shape, GEMM_SWAPPED_TILES, MAX_SPLIT_CTAS, num_sms, limits);
+    GemmPlan clusters = gemm_swapped_cluster_plan(shape, GEMM_SWAPPED_TILES, MAX_SPLIT_CTAS, num_sms, limits);
+    if (clusters.block_m == 256 && shape.m > FEW_ROWS && shape.k <= SHORT_K)
+      clusters.predicted_us += SHORT_CLUSTERS_OF_256_US;
     if (clusters.is_swapped) consider(clusters);
     const GemmPlan waves = gemm_swapped_waves_plan(shape, GEMM_SWAPPED_TILES, true, num_sms, limits);
     if (waves.is_swapped) consider(waves);
+  }
+  for (const GemmSwappedTile& tile : GEMM_SWAPPED_TILES) {
+    if (shape.m <= SOME_ROWS_OF_CUT_TILES || tile.cluster.m != MAX_CLUSTER_CTAS) continue;
+    GemmPlan clusters = gemm_swapped_cluster_plan(shape, {&tile, 1}, 1, num_sms, limits);
+    clusters.predicted_us *= CLUSTERS_OF_MANY_ROWS_FACTOR;
+    if (clusters.is_swapped) consider(clusters);
   }
   const GemmPlan split = gemm_split_plan(shape, num_sms, limits);
   if (split.num_split_ctas > 1) consider(split);
