@@ -19,7 +19,7 @@ struct GroupedTile {
   int group;
   int row;      // the tile's first
   int row_end;  // the group's
-  int ordinal;  // of the worker's tiles, or pieces of them
+  int ordinal;  // of the worker's tiles, or parts of them
   // Of a cut tile: the worker that has its last part finishes it. The others, first_peer and every
   // peer_stride-th after it, have its earlier parts, in order.
   bool is_owner;

@@ -29,10 +29,13 @@ __device__ __forceinline__ GroupedTiles tiles_of(const CudaParams& params, const
   GroupedTiles tiles = {tables.rows + first, num_experts,    Config::BLOCK_M,        params.num_n_tiles,
                         params.num_k_steps,  params.group_m, params.num_compute_ctas};
   if constexpr (!moe::DEALS_TILES<Config>) {
-    static_assert(Config::BLOCK_M == moe::BLOCK_ROWS);
-    const uint32_t num_blocks = tables.blocks[first + num_experts] - tables.blocks[first];
-    tiles.cut = CutTiles(static_cast<int>(num_blocks) * params.num_n_tiles, params.num_k_steps,
-                         params.num_compute_ctas);
+    int num_row_tiles = 0;
+    if constexpr (Config::BLOCK_M == moe::BLOCK_ROWS) {
+      num_row_tiles = static_cast<int>(tables.blocks[first + num_experts] - tables.blocks[first]);
+    } else {
+      for (int local = 0; local < num_experts; ++local) num_row_tiles += tiles.num_m_tiles(local);
+    }
+    tiles.cut = CutTiles(num_row_tiles * params.num_n_tiles, params.num_k_steps, params.num_compute_ctas);
   }
   return tiles;
 }
