@@ -152,7 +152,7 @@ void consumer_role(MainloopStorage<Config>& smem, int warpgroup, TraceBuffer*, N
   bool has_work = first();
   while (has_work) {
     uint32_t sums[Config::BLOCK_N / 2] = {};
-    Work next_work;
+    Work next_work{};
     for (int k_step = work.k_begin; k_step < work.k_end; ++k_step) {
       mbarrier_wait(&smem.asked[stages.stage], stages.phase);
       multiply_stage(smem, stages.stage, work.row_end, sums);
