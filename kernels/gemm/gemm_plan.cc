@@ -435,7 +435,8 @@ GemmPlan gemm_pair_plan(const GemmShape& shape, int num_sms, const GemmClusterLi
 
 GemmPlan gemm_plan(const GemmShape& shape, int num_sms, const GemmClusterLimits& limits) {
   GemmPlan best;
-  const auto consider = [&](const GemmPlan& plan) {
+  const auto consider = [&](GemmPlan plan) {
+    plan.predicted_us += gemm_plan_exposed_us(shape, plan);
     if (best.num_workers == 0 || plan.predicted_us < best.predicted_us) best = plan;
   };
   for (const GemmTile& tile : GEMM_TILES) {
@@ -443,7 +444,6 @@ GemmPlan gemm_plan(const GemmShape& shape, int num_sms, const GemmClusterLimits&
     const int64_t tiles = gemm_plan_num_tiles(shape, whole);
     if (shape.m <= FEW_ROWS && is_one_wave(shape, whole))
       whole.predicted_us = predict_one_wave_us(shape, whole);
-    whole.predicted_us += gemm_plan_exposed_us(shape, whole);
     consider(whole);
     const int64_t rest = tiles % std::max(1, num_sms);
     if (rest == 0) continue;
@@ -456,7 +456,6 @@ GemmPlan gemm_plan(const GemmShape& shape, int num_sms, const GemmClusterLimits&
         cut.predicted_us =
             predict_us(shape, cut, bytes_read_by_cut_tiles(shape, cut) * missed_part_of_cut_tiles(shape, cut));
       }
-      cut.predicted_us += gemm_plan_exposed_us(shape, cut);
       consider(cut);
     }
   }
@@ -471,11 +470,13 @@ GemmPlan gemm_plan(const GemmShape& shape, int num_sms, const GemmClusterLimits&
     const GemmPlan waves = gemm_swapped_waves_plan(shape, GEMM_SWAPPED_TILES, true, num_sms, limits);
     if (waves.is_swapped) consider(waves);
   }
-  for (const GemmSwappedTile& tile : GEMM_SWAPPED_TILES) {
-    if (shape.m <= SOME_ROWS_OF_CUT_TILES || tile.cluster.m != MAX_CLUSTER_CTAS) continue;
-    GemmPlan clusters = gemm_swapped_cluster_plan(shape, {&tile, 1}, 1, num_sms, limits);
-    clusters.predicted_us *= CLUSTERS_OF_MANY_ROWS_FACTOR;
-    if (clusters.is_swapped) consider(clusters);
+  if (shape.m > SOME_ROWS_OF_CUT_TILES) {
+    for (const GemmSwappedTile& tile : GEMM_SWAPPED_TILES) {
+      if (tile.cluster.m != MAX_CLUSTER_CTAS) continue;
+      GemmPlan clusters = gemm_swapped_cluster_plan(shape, {&tile, 1}, 1, num_sms, limits);
+      clusters.predicted_us *= CLUSTERS_OF_MANY_ROWS_FACTOR;
+      if (clusters.is_swapped) consider(clusters);
+    }
   }
   const GemmPlan split = gemm_split_plan(shape, num_sms, limits);
   if (split.num_split_ctas > 1) consider(split);

@@ -68,6 +68,16 @@ TEST_CASE("mode WGRAD: all CTAs push, and those that are asked to do nothing els
   }
 }
 
+TEST_CASE("tiles of few k-steps are large, and take no turns in storing") {
+  for (const int64_t m : {64, 512}) {
+    GemmCall gradient = make_call(MK_OPERATOR_ALLGATHER_GEMM, m, 8192, 3584);
+    gradient.mode = MK_ALLGATHER_WGRAD;
+    CHECK(!plan_of(gradient, 0, 2).gemm.ping_pong);
+    CHECK(plan_of(gradient, 0, 2).plan.tile_n == 256);
+  }
+  CHECK(!plan_of(make_call(MK_OPERATOR_ALLGATHER_GEMM, 8192, 14336, 256), 0, 2).gemm.ping_pong);
+}
+
 TEST_CASE("CTAs that only push are few, and only beside more than a wave of tiles") {
   const auto push_ctas = [](int64_t m, int64_t n, int64_t k) {
     return plan_of(make_call(MK_OPERATOR_ALLGATHER_GEMM, m, n, k), 0, 4).plan.copy_ctas;

@@ -356,6 +356,16 @@ TEST_CASE("every tile of a grouped product is one worker's, once") {
   }
 }
 
+TEST_CASE("units have as many rows as 32 KB, or fewer where that gives all warps some") {
+  REQUIRE(moe::unit_rows_for(14336) == 2);
+  REQUIRE(moe::unit_rows_for(14336, 8192, 1452) == 2);
+  REQUIRE(moe::unit_rows_for(14336, 1453, 1452) == 2);  // rows of one each would leave one for a second turn
+  REQUIRE(moe::unit_rows_for(14336, 1452, 1452) == 1);
+  REQUIRE(moe::unit_rows_for(64) == 32);
+  REQUIRE(moe::unit_rows_for(64, 100, 84) == 2);
+  REQUIRE(moe::unit_rows_for(64, 0, 84) == 1);
+}
+
 // What a worker has of a tile.
 struct TilePart {
   int worker;

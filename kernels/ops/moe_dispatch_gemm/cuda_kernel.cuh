@@ -32,7 +32,7 @@ __device__ __forceinline__ GroupedTiles tiles_of(const CudaParams& params, const
     int num_row_tiles = 0;
     if constexpr (Config::BLOCK_M == moe::BLOCK_ROWS) {
       num_row_tiles = static_cast<int>(tables.blocks[first + num_experts] - tables.blocks[first]);
-    } else {
+    } else {  // emulated tiles are lower
       for (int local = 0; local < num_experts; ++local) num_row_tiles += tiles.num_m_tiles(local);
     }
     tiles.cut = CutTiles(num_row_tiles * params.num_n_tiles, params.num_k_steps, params.num_compute_ctas);
