@@ -161,6 +161,7 @@ shapes "" m={16,128,256,512,1024,2048,4096,8192},n=5120,k=8192 m={512,1024,2048,
 table waves-allgather-gemm mk-perf allgather_gemm "${ranks[@]}" --check --iters 10 "${shapes[@]}"
 shapes "" m={64,512,1024,2048,4096,8192,16384},n=8192,k=3584 m=4096,n=8192,k={1024,14336} m={2048,4096},n=4096,k=4096 m=8192,n=2048,k=8192 m={1000,4096},n=1000,k=1000
 table wgrad mk-perf allgather_gemm_wgrad "${ranks[@]}" --mode both --check --iters 10 "${shapes[@]}"
+table accumulated-wgrad mk-perf allgather_gemm_wgrad "${ranks[@]}" --out-dtype fp32 --accumulate --mode both --check --iters 10 "${shapes[@]}"
 shapes ,n=8192 m={16,32,64,128,256},k=2048 m={16,32,64,128,256},k=7168
 for operator in gemm_reduce_scatter gemm_allreduce; do
   table "decode-${operator//_/-}" mk-perf "$operator" "${ranks[@]}" --mode both --check --iters 20 "${shapes[@]}"

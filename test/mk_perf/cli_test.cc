@@ -290,6 +290,21 @@ TEST_CASE("without the fusion, beside it: the product alone and what moves the d
   check_figures(result);
 }
 
+TEST_CASE("operators that add to their output pass their check, and those that cannot say so") {
+  for (const char* name : {"allgather_gemm", "allgather_gemm_wgrad", "gemm_reduce_scatter", "gemm_allreduce"}) {
+    const Outcome outcome = mk_perf(
+        with({name, "-g", "3", "--accumulate", "--out-dtype", "fp32", "--check", "--shape", "m=37,n=19,k=33"},
+             kQuick));
+    INFO(outcome.err);
+    CHECK(outcome.exit_code == 0);
+    CHECK(contains(outcome.out, "ok, exact"));
+    CHECK(contains(outcome.out, "C is added to"));
+  }
+  const Outcome other = mk_perf({"ring_attention", "--accumulate"});
+  CHECK(other.exit_code == 2);
+  CHECK(contains(other.err, "--accumulate: ring_attention does not add"));
+}
+
 TEST_CASE("all-reduces whose output is in symmetric memory pass their check, one after the other") {
   const Outcome outcome = mk_perf(with({"gemm_allreduce", "-g", "3", "--symmetric", "--check", "--shape",
                                         "m=37,n=24,k=33", "--shape", "m=300,n=64,k=8"},

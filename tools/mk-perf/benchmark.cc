@@ -64,7 +64,8 @@ class Benchmark {
                 &input.device,
                 input.options.dtypes,
                 input.options.b_layout,
-                input.options.symmetric};
+                input.options.symmetric,
+                input.options.accumulate};
   }
 
   BenchmarkOutput run(const std::vector<Selection>& work) {
@@ -86,6 +87,7 @@ class Benchmark {
     equipment_->describe(output_.machine);
     output_.notes = equipment_->notes();
     if (context_.symmetric) output_.notes.push_back("C of all-reduces is in symmetric memory");
+    if (context_.accumulate) output_.notes.push_back("C is added to, by the baseline, too");
     return std::move(output_);
   }
 
@@ -256,10 +258,16 @@ class Benchmark {
     for (int set = 0; set < num_sets; ++set) problem.check(set, pattern, check);
   }
 
-  // The timed launches had the inputs of the check; sets that none of them reached are run now.
+  // The timed launches had the inputs of the check; sets that none of them reached are run now, and where each
+  // launch added to the last, all.
   void check_same_bits(Rotation& fused, const std::vector<uint64_t>& hashes, Check& check) const {
     while (fused.launches() < fused.num_sets()) fused.launch();
     synchronize();
+    for (int set = 0; context_.accumulate && set < fused.num_sets(); ++set) {
+      fused.problem().poison(set);
+      fused.problem().run(set);
+      synchronize();
+    }
     for (int set = 0; set < fused.num_sets(); ++set) {
       if (fused.problem().output_hash(set) == hashes[static_cast<size_t>(set)]) continue;
       check.same_bits = false;

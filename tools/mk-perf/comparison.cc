@@ -92,6 +92,10 @@ Figures ShapeComparison::measure_all(const Schedule& schedule) {
 std::optional<double> ShapeComparison::baseline_error() {
   if (!pair_) return std::nullopt;
   const Context& context = track_.context;
+  if (context.accumulate) {
+    fused_.problem().poison(0);
+    pair_->take_output(0);
+  }
   fused_.problem().run(0);
   require(mk_comm_synchronize(context.comm, context.device->stream()), "mk_comm_synchronize", context.comm);
   pair_->run_pair(0);

@@ -63,7 +63,7 @@ void CublasLtLibrary::require(cublasStatus_t status, const char* what) const {
 // cublasLt reads matrices by columns: a row-major product C = A B is its C^T = B^T A^T, and C = dY^T X its
 // C^T = X^T dY. So the first operand is B or X, and the second A or dY.
 CublasLtProduct::CublasLtProduct(const CublasLtLibrary& library, const UnfusedShape& shape, mk_dtype_t c_dtype)
-    : library_(library), is_wgrad_(shape.is_wgrad) {
+    : library_(library), is_wgrad_(shape.is_wgrad), accumulates_(shape.accumulate) {
   // A row-major [rows, columns], as it lies in memory.
   struct Matrix {
     int64_t rows, columns, ld;
@@ -128,9 +128,9 @@ void CublasLtProduct::destroy() {
 cublasStatus_t CublasLtProduct::try_launch(int proposal, const void* a, const void* b, void* c,
                                            cudaStream_t stream) const {
   const float one = 1;
-  const float zero = 0;
+  const float of_c = accumulates_ ? 1 : 0;
   return library_.matmul(library_.handle(), product_, &one, is_wgrad_ ? a : b, first_, is_wgrad_ ? b : a,
-                         second_, &zero, c, c_, c, c_, &proposals_[static_cast<size_t>(proposal)].algo,
+                         second_, &of_c, c, c_, c, c_, &proposals_[static_cast<size_t>(proposal)].algo,
                          library_.workspace(), CublasLtLibrary::kWorkspaceBytes, stream);
 }
 

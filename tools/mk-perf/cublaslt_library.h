@@ -72,6 +72,7 @@ class CublasLtProduct {
   const CublasLtLibrary& library_;
   cublasLtMatmulDesc_t product_ = nullptr;
   const bool is_wgrad_;
+  const bool accumulates_;
   cublasLtMatrixLayout_t first_ = nullptr;
   cublasLtMatrixLayout_t second_ = nullptr;
   cublasLtMatrixLayout_t c_ = nullptr;

@@ -50,10 +50,11 @@ __device__ uint32_t bits_of(const __half* at) { return *reinterpret_cast<const u
 __device__ uint32_t bits_of(const float* at) { return *reinterpret_cast<const uint32_t*>(at); }
 
 template <typename Element>
-__global__ void fill_kernel(DeviceMatrix matrix, InputMatrix input, int64_t row, int64_t col, bool transposed) {
+__global__ void fill_kernel(DeviceMatrix matrix, InputMatrix input, int64_t row, int64_t col, bool transposed,
+                            bool pads) {
   auto* elements = static_cast<Element*>(matrix.data);
   for (int64_t r = blockIdx.x; r < matrix.rows; r += gridDim.x) {
-    for (int64_t c = threadIdx.x; c < matrix.ld; c += blockDim.x) {
+    for (int64_t c = threadIdx.x; c < (pads ? matrix.ld : matrix.cols); c += blockDim.x) {
       float value = 0;
       if (c < matrix.cols)
         value = transposed ? input.unrounded_value(row + c, col + r) : input.unrounded_value(row + r, col + c);
@@ -142,10 +143,11 @@ void wait(const char* what) {
   require_cuda(cudaStreamSynchronize(nullptr), what);
 }
 
-void fill(const DeviceMatrix& matrix, const InputMatrix& input, int64_t row, int64_t col, bool transposed) {
+void fill(const DeviceMatrix& matrix, const InputMatrix& input, int64_t row, int64_t col, bool transposed,
+          bool pads) {
   if (!matrix.rows) return;
   with_element(matrix.dtype, [&](auto element) {
-    fill_kernel<decltype(element)><<<NUM_CTAS, NUM_THREADS>>>(matrix, input, row, col, transposed);
+    fill_kernel<decltype(element)><<<NUM_CTAS, NUM_THREADS>>>(matrix, input, row, col, transposed, pads);
   });
   wait("filling an input matrix");
 }

@@ -60,6 +60,10 @@ class CudaUnfusedLibraries : public UnfusedLibraries {
       problem = "NCCL sums in the type of its output: no baseline where --out-dtype and --comm-dtype differ";
       return nullptr;
     }
+    if (shape.collective != Collective::kAllGather && shape.accumulate) {
+      problem = "NCCL does not add to what is there: no baseline of a reduction with --accumulate";
+      return nullptr;
+    }
     if (!has_product(shape.dtypes, problem)) return nullptr;
     return make_gemm_pair(tools(), context_, group_, shape, sets);
   }

@@ -36,8 +36,10 @@ struct MatrixDifference {
 // that is measured. It writes and sees what the host's code does: fill what InputMatrix::value
 // and AttentionInputs give, scan what compare() in reference.h calls complete.
 struct MatrixOperations {
-  // Element (r, c) is input(row + r, col + c), or input(row + c, col + r) when transposed; zero between rows.
-  void (*fill)(const DeviceMatrix& matrix, const InputMatrix& input, int64_t row, int64_t col, bool transposed);
+  // Element (r, c) is input(row + r, col + c), or input(row + c, col + r) when transposed; between rows zero,
+  // if `pads`.
+  void (*fill)(const DeviceMatrix& matrix, const InputMatrix& input, int64_t row, int64_t col, bool transposed,
+               bool pads);
   // The rows of a rank: [batch][row][head][dim].
   void (*fill_attention)(void* data, const AttentionInputs& inputs, AttentionTensor tensor,
                          const AttentionPositions& positions);

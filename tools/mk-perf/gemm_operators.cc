@@ -19,6 +19,7 @@ enum class Kind { kAllgatherGemm, kAllgatherGemmWgrad, kGemmReduceScatter, kGemm
 
 constexpr uint64_t kSeedA = 0xa1;
 constexpr uint64_t kSeedB = 0xb2;
+constexpr uint64_t kSeedC = 0xc3;
 // About a quarter of a second of reference a pattern; on the host executor, whose shapes are small, a set and
 // pattern.
 constexpr int64_t kMaxReferenceProducts = int64_t{1} << 27;
@@ -83,6 +84,7 @@ void set_sizes_and_pointers(Args& args, const Shape& shape, const Windows& windo
   args.ldb = padded(windows.b.cols);
   args.c = buffers.c.data();
   args.ldc = padded(args.n);
+  args.accumulate = context.accumulate ? 1 : 0;
 }
 
 class GemmProblem : public Problem {
@@ -117,6 +119,7 @@ class GemmProblem : public Problem {
     const InputMatrix b = input_b(set, pattern);
     fill_window(buffers(set).a, windows_.a, wgrad ? b : a, false);
     fill_window(buffers(set).b, windows_.b, wgrad ? a : b, wgrad != nk);
+    pattern_ = pattern;
     poison(set);
   }
 
@@ -126,10 +129,15 @@ class GemmProblem : public Problem {
     if (context_.device->matrices) {
       context_.device->matrices->poison(c.data(), dtype,
                                         static_cast<int64_t>(c.bytes() / element_bytes(dtype)));
+      if (context_.accumulate) {
+        context_.device->matrices->fill(output_matrix(set), input_c(set), windows_.c.row, windows_.c.col, false,
+                                        false);
+      }
       return;
     }
     staging_.resize(c.bytes());
     poison_elements(dtype, staging_.data(), static_cast<int64_t>(c.bytes() / element_bytes(dtype)));
+    if (context_.accumulate) store_window(windows_.c, input_c(set), false);
     c.upload(staging_.data());
   }
 
@@ -149,8 +157,9 @@ class GemmProblem : public Problem {
   }
 
   void check(int set, Pattern pattern, Check& result) override {
-    const std::vector<double> reference =
+    std::vector<double> reference =
         reference_product(input_a(set, pattern), input_b(set, pattern), windows_.inner, windows_.c, sample_);
+    if (context_.accumulate) add_sample(input_c(set), windows_.c, sample_, reference);
     const bool integers = pattern == Pattern::kIntegers;
     const Comparison comparison = compared(set, reference, integers);
     result.whole = sample_.whole;
@@ -196,6 +205,7 @@ class GemmProblem : public Problem {
     pair.ldb = padded(windows_.b.cols);
     pair.ldc = padded(pair.n);
     pair.b_layout = context_.b_layout;
+    pair.accumulate = context_.accumulate;
     pair.dtypes = context_.dtypes;
     return pair;
   }
@@ -274,8 +284,14 @@ class GemmProblem : public Problem {
     InputMatrix input{pattern, context_.dtypes.dtype, kSeedA + 0x100 * static_cast<uint64_t>(set), 1};
     int64_t limit = exact_integer_limit(context_.dtypes.out_dtype);
     if (rounds_partial_sums()) limit = std::min(limit, exact_integer_limit(context_.dtypes.comm_dtype));
-    input.run_length = exact_run_length(windows_.inner, limit);
+    // What is there already is at most 2.
+    input.run_length = exact_run_length(windows_.inner, context_.accumulate ? limit - 2 : limit);
     return input;
+  }
+
+  // What an output has that is added to.
+  InputMatrix input_c(int set) const {
+    return {pattern_, context_.dtypes.out_dtype, kSeedC + 0x100 * static_cast<uint64_t>(set), 1};
   }
 
   InputMatrix input_b(int set, Pattern pattern) const {
@@ -288,10 +304,16 @@ class GemmProblem : public Problem {
     if (context_.device->matrices) {
       const DeviceMatrix matrix = {buffer.data(), input.dtype, window.rows, window.cols, ld};
       context_.device->matrices->fill(matrix, input, transposed ? window.col : window.row,
-                                      transposed ? window.row : window.col, transposed);
+                                      transposed ? window.row : window.col, transposed, true);
       return;
     }
     staging_.assign(buffer.bytes(), 0);
+    store_window(window, input, transposed);
+    buffer.upload(staging_.data());
+  }
+
+  void store_window(const Window& window, const InputMatrix& input, bool transposed) {
+    const int64_t ld = padded(window.cols);
     for (int64_t row = 0; row < window.rows; ++row) {
       for (int64_t col = 0; col < window.cols; ++col) {
         const float value = transposed ? input.value(window.col + col, window.row + row)
@@ -299,7 +321,6 @@ class GemmProblem : public Problem {
         store_element(input.dtype, staging_.data(), row * ld + col, value);
       }
     }
-    buffer.upload(staging_.data());
   }
 
   DeviceMatrix output_matrix(int set) const {
@@ -350,6 +371,7 @@ class GemmProblem : public Problem {
   Shape shape_;
   Windows windows_;
   Sample sample_;
+  Pattern pattern_ = Pattern::kRandom;  // of what the sets were filled with
   std::vector<Buffers> sets_;
   std::vector<unsigned char> staging_;
 };
@@ -397,15 +419,22 @@ const Operator kAllgatherGemm = {"allgather_gemm",
                                  make<Kind::kAllgatherGemm>,
                                  true,
                                  nullptr,
-                                 gather_alone};
+                                 gather_alone,
+                                 true};
 
-const Operator kAllgatherGemmWgrad = {"allgather_gemm_wgrad", kKeys,
+const Operator kAllgatherGemmWgrad = {"allgather_gemm_wgrad",
+                                      kKeys,
                                       [](const Context& context) {
                                         mk_allgather_gemm_args_t args = MK_ALLGATHER_GEMM_ARGS_INIT;
                                         args.mode = MK_ALLGATHER_WGRAD;
                                         return ask(context, args, mk_allgather_gemm_plan);
                                       },
-                                      validate, make<Kind::kAllgatherGemmWgrad>};
+                                      validate,
+                                      make<Kind::kAllgatherGemmWgrad>,
+                                      true,
+                                      nullptr,
+                                      nullptr,
+                                      true};
 
 const Operator kGemmReduceScatter = {"gemm_reduce_scatter",
                                      kKeys,
@@ -418,7 +447,8 @@ const Operator kGemmReduceScatter = {"gemm_reduce_scatter",
                                      make<Kind::kGemmReduceScatter>,
                                      true,
                                      nullptr,
-                                     reduction_alone};
+                                     reduction_alone,
+                                     true};
 
 const Operator kGemmAllreduce = {"gemm_allreduce",
                                  kKeys,
@@ -430,6 +460,7 @@ const Operator kGemmAllreduce = {"gemm_allreduce",
                                  make<Kind::kGemmAllreduce>,
                                  true,
                                  nullptr,
-                                 reduction_alone};
+                                 reduction_alone,
+                                 true};
 
 }  // namespace perf

@@ -298,7 +298,8 @@ class MoeProblem : public Problem {
   void fill_matrix(const DeviceBuffer& buffer, int64_t rows, int64_t cols, const InputMatrix& input,
                    int64_t row) {
     if (context_.device->matrices) {
-      context_.device->matrices->fill({buffer.data(), input.dtype, rows, cols, cols}, input, row, 0, false);
+      context_.device->matrices->fill({buffer.data(), input.dtype, rows, cols, cols}, input, row, 0, false,
+                                      true);
       return;
     }
     fill_rows(buffer, rows, cols, input.dtype, [&](int64_t r, int64_t c) { return input.value(row + r, c); });

@@ -32,6 +32,7 @@ struct Context {
   Dtypes dtypes;
   mk_layout_t b_layout = MK_LAYOUT_KN;  // of the GEMM operators
   bool symmetric = false;               // outputs that peers write, where they may, lie in symmetric memory
+  bool accumulate = false;              // the GEMM operators add to the C that is there
 };
 
 enum class Collective { kAllGather, kReduceScatter, kAllReduce };
@@ -48,6 +49,7 @@ struct UnfusedShape {
   int64_t ldb = 0;
   int64_t ldc = 0;
   mk_layout_t b_layout = MK_LAYOUT_KN;
+  bool accumulate = false;
   Dtypes dtypes;
 };
 
@@ -99,6 +101,7 @@ class Problem {
   virtual void allocate(int num_sets) = 0;
   // Fills the inputs, differently for each set, and poisons the output.
   virtual void fill(int set, Pattern pattern) = 0;
+  // An output that is added to gets what it had after fill.
   virtual void poison(int set) = 0;
   virtual void run(int set) = 0;  // enqueues
   // Compares the output of a completed launch with the reference for what fill put in.
@@ -141,6 +144,7 @@ struct Operator {
   AloneShape (*alone_shape)(const Shape& shape, int nranks) = nullptr;
   // The shape that moves as much with next to no product. May be nullptr.
   Shape (*collective_shape)(const Shape& shape) = nullptr;
+  bool can_accumulate = false;  // Context::accumulate
 };
 
 extern const Operator kAllgatherGemm;

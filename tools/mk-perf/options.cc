@@ -52,6 +52,7 @@ cxxopts::Options command_line() {
       text("auto"))("nccl-library", "NCCL, where the loader does not find it", text(""), "PATH")(
       "cublaslt-library", "cublasLt, where the loader does not find it", text(""), "PATH")(
       "b-layout", "Of the GEMM operators' B: kn or nk", text("kn"))(
+      "accumulate", "The GEMM operators add to the C that is there; with --out-dtype fp32 as gradients are")(
       "symmetric", "An all-reduce's C in symmetric memory (mk_mem_alloc), where peers write it directly")(
       "unfused",
       "The GEMM operators without the fusion too: our product alone and what moves the data, one after the "
@@ -172,6 +173,14 @@ Options interpret(const cxxopts::ParseResult& parsed) {
   options.nccl_path = parsed["nccl-library"].as<std::string>();
   options.cublaslt_path = parsed["cublaslt-library"].as<std::string>();
   options.b_layout = parse_layout(parsed["b-layout"].as<std::string>());
+  options.accumulate = parsed.count("accumulate") > 0;
+  if (const Operator* op = find_operator(options.operator_name);
+      options.accumulate && op && !op->can_accumulate) {
+    throw UsageError(
+        "--accumulate: " + options.operator_name +
+        " does not add to its output; allgather_gemm, allgather_gemm_wgrad, gemm_reduce_scatter and "
+        "gemm_allreduce do");
+  }
   options.symmetric = parsed.count("symmetric") > 0;
   options.unfused = parsed.count("unfused") > 0;
   options.host_time = parsed.count("host-time") > 0;

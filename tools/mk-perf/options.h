@@ -44,6 +44,7 @@ struct Options {
   std::string nccl_path;
   std::string cublaslt_path;
   bool symmetric = false;
+  bool accumulate = false;
   bool unfused = false;
   bool host_time = false;
   int host_limit_us = 0;  // 0: none

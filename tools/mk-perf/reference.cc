@@ -97,6 +97,14 @@ std::vector<double> reference_product(const InputMatrix& a, const InputMatrix& b
   return product;
 }
 
+void add_sample(const InputMatrix& matrix, const Window& window, const Sample& sample,
+                std::vector<double>& sums) {
+  auto sum = sums.begin();
+  for (const int64_t row : sample.rows) {
+    for (const int64_t col : sample.cols) *sum++ += matrix.value(window.row + row, window.col + col);
+  }
+}
+
 double Comparison::relative_error() const {
   if (squared_reference == 0) return squared_error == 0 ? 0 : INFINITY;
   return std::sqrt(squared_error / squared_reference);

@@ -34,6 +34,10 @@ Sample choose_sample(const Window& window, int64_t inner, int64_t max_products, 
 std::vector<double> reference_product(const InputMatrix& a, const InputMatrix& b, int64_t inner,
                                       const Window& window, const Sample& sample);
 
+// Adds to `sums`, [rows][cols] of the sample, what `matrix` has there.
+void add_sample(const InputMatrix& matrix, const Window& window, const Sample& sample,
+                std::vector<double>& sums);
+
 // An output in host memory.
 struct Output {
   const void* data;

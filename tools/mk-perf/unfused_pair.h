@@ -22,6 +22,8 @@ class UnfusedPair {
   virtual void run_collective(int set) = 0;  // alone
   // Of what it chose among several ways, "" where there is one.
   virtual std::string description() const { return {}; }
+  // Its own output gets what the fused operator's has, for both to add to.
+  virtual void take_output(int) {}
   // The output of run_pair beside that of the fused operator, over this rank's rows.
   virtual MatrixDifference difference(int set) = 0;
 };
