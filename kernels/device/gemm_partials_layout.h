@@ -10,9 +10,12 @@ namespace mk {
 
 // The workspace of a launch: one partial tile and a flag for each 64 rows a CTA, and behind the flags the count
 // of CtasInStep. Flags and count are zero before and after every launch (the reader clears what it has read,
-// the last CTA the count), so the caller zeroes them once.
+// the last CTA the count), so the caller zeroes them once. They lie where no launch has partial tiles, however
+// few CTAs it has: launches of all plans share a workspace, and what one of them left there is not zero.
 struct PartialsLayout {
   static constexpr int MAX_BLOCKS = 4;
+  static constexpr size_t FLAGS_BYTES = 4096;
+  static constexpr int MAX_CTAS = FLAGS_BYTES / (MAX_BLOCKS * sizeof(uint32_t)) - 1;
   size_t block_bytes;  // of 64 rows
   size_t flags_bytes;
   size_t tile_bytes;
@@ -20,7 +23,7 @@ struct PartialsLayout {
 
   MK_HOST_DEVICE PartialsLayout(int num_ctas, int block_m, int block_n)
       : block_bytes(size_t{4} * 64 * block_n),
-        flags_bytes(((num_ctas * MAX_BLOCKS + 1) * sizeof(uint32_t) + 127) / 128 * 128),
+        flags_bytes(FLAGS_BYTES),
         tile_bytes(size_t{4} * block_m * block_n),
         num_bytes(flags_bytes + num_ctas * tile_bytes) {}
 

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/device/gemm_partials_layout.h"
 #include "kernels/device/network_comm.h"
 #include "kernels/protocol.h"
 
@@ -84,7 +85,7 @@ constexpr int NUM_STAGED_TILES = 2;
 constexpr size_t STAGING_BYTES = NUM_STAGED_TILES * 128 * 256 * 4;
 // In front of it, for the flags of tiles cut along k, whose partial sums take its place: a PartialsLayout
 // begins there.
-constexpr size_t STAGING_FLAGS_BYTES = 4096;
+constexpr size_t STAGING_FLAGS_BYTES = PartialsLayout::FLAGS_BYTES;
 
 // In this rank's device memory, zero before the first launch.
 struct LaunchState {

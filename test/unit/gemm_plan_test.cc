@@ -125,6 +125,20 @@ TEST_CASE("where a CTA has many thousand k-steps, CTAs are kept in step, and the
   CHECK(gemm_plan_with(shape_of(8192, 28672, 8192), NUM_SMS, {128, 256, false}, -1).workspace_bytes == 0);
 }
 
+TEST_CASE("no launch leaves partial tiles where another has its flags") {
+  char workspace[1] = {};
+  for (const int num_ctas : {1, 2, 66, 120, NUM_SMS, PartialsLayout::MAX_CTAS}) {
+    const PartialsLayout layout(num_ctas, 64, 64);
+    const auto at = [&](const void* address) { return static_cast<const char*>(address) - workspace; };
+    CHECK(at(layout.block(workspace, 0, 0)) >= static_cast<ptrdiff_t>(PartialsLayout::FLAGS_BYTES));
+    CHECK(at(layout.flag(workspace, num_ctas - 1, PartialsLayout::MAX_BLOCKS - 1) + 1) <=
+          at(PartialsLayout::num_near(workspace, num_ctas)));
+    CHECK(at(PartialsLayout::num_near(workspace, num_ctas) + 1) <=
+          static_cast<ptrdiff_t>(PartialsLayout::FLAGS_BYTES));
+    CHECK(layout.num_bytes >= PartialsLayout::FLAGS_BYTES + static_cast<size_t>(num_ctas) * 64 * 64 * 4);
+  }
+}
+
 TEST_CASE("where a row or a few of tiles leave others half empty, operands are in each other's place") {
   const GemmShape few = shape_of(150, 28672, 8192);
   const GemmPlan plan = gemm_plan(few, NUM_SMS, H200);

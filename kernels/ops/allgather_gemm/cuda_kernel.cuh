@@ -445,11 +445,9 @@ __device__ __forceinline__ void gather_rows(const RankLaunch& launch, const Para
   }
 }
 
-// Flags lie where no launch of fewer CTAs has partial tiles.
 template <class Config>
 __device__ __forceinline__ PartialsLayout partials_layout() {
-  constexpr int MOST_CTAS = STAGING_FLAGS_BYTES / (PartialsLayout::MAX_BLOCKS * sizeof(uint32_t)) - 1;
-  return {MOST_CTAS, Config::BLOCK_M, Config::BLOCK_N};
+  return {PartialsLayout::MAX_CTAS, Config::BLOCK_M, Config::BLOCK_N};
 }
 
 // What becomes of a piece's accumulators: a partial tile for its owner, or, with the other pieces' partial
@@ -580,7 +578,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   run_roles<Config>(
       num_early, [&] { produce<Config>(launch, smem, params); },
       [&](const CopyWarp& warp) { run_copy_warp(launch, params, smem.push, &smem.panels, warp); },
-      [&](int warpgroup) {
+      [&](int warpgroup) __attribute__((always_inline)) {
         RankTileCursor tiles(tile_schedule(params), blockIdx.x, tile_order(params));
         consumer_role<Config, TileWork, Config::IS_LARGE ? TilesAre::alike : TilesAre::settled>(
             smem.mainloop, warpgroup, params.comm.trace,

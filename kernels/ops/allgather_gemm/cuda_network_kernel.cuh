@@ -306,7 +306,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   run_roles<Config>(
       num_workers, [&] { produce<Config>(launch, smem, params); },
       [&](const CopyWarp& warp) { run_network_copy_warp(launch, params, smem.push, &smem.panels, warp); },
-      [&](int warpgroup) {
+      [&](int warpgroup) __attribute__((always_inline)) {
         RankTileCursor tiles(params.tiles, blockIdx.x, tile_order(params));
         consumer_role<Config, TileWork, Config::IS_LARGE ? TilesAre::alike : TilesAre::settled>(
             smem.mainloop, warpgroup, params.comm.trace,

@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   run_roles<Config>(
       gridDim.x, [&] { produce_split<Config>(launch, smem, params, work); },
       [&](const CopyWarp& warp) { run_copy_warp(launch, params, smem.push, &smem.panels, warp); },
-      [&](int warpgroup) {
+      [&](int warpgroup) __attribute__((always_inline)) {
         const SplitProduct product = {params.m, params.epilogue.n, Config::BLOCK_N, params.num_split_ctas,
                                       params.comm.trace};
         consume_split<Config>(smem.mainloop, product, work, place, warpgroup,

@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
         run_copy_warp(launch, params, smem.push, nullptr, warp,
                       [&] { watch_chunks<Config>(launch, params, smem.chunks); });
       },
-      [&](int warpgroup) { consume_wgrad<Config>(smem, params, warpgroup); });
+      [&](int warpgroup) __attribute__((always_inline)) { consume_wgrad<Config>(smem, params, warpgroup); });
   launch.end_cta();
 }
 

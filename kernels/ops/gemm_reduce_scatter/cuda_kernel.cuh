@@ -708,7 +708,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
         if (warp.pushes() && !params.is_direct) push_tiles<Config>(launch, params, smem, warp.warp);
         if (params.reduction == Reduction::two_shot) gather_finished<Config>(launch, params);
       },
-      [&](int warpgroup) {
+      [&](int warpgroup) __attribute__((always_inline)) {
         auto tiles = tile_cursor(params);
         consumer_role<Config, TileWork, Config::IS_LARGE ? TilesAre::alike : TilesAre::settled>(
             smem.mainloop, warpgroup, params.comm.trace,

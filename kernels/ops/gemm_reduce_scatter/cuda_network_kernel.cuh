@@ -796,7 +796,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
         if (warp.pushes()) push_to_node<Config>(launch, params, smem, warp.warp);
         if (reduces_all(params)) bring_finished<Config>(launch, params);
       },
-      [&](int warpgroup) {
+      [&](int warpgroup) __attribute__((always_inline)) {
         auto tiles = tile_cursor(params);
         consumer_role<Config, TileWork, Config::IS_LARGE ? TilesAre::plain : TilesAre::settled>(
             smem.mainloop, warpgroup, params.comm.trace,

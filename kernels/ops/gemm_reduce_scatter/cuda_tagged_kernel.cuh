@@ -284,7 +284,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
       [&](const CopyWarp& warp) {
         if (warp.greets()) launch.greet();
       },
-      [&](int warpgroup) {
+      [&](int warpgroup) __attribute__((always_inline)) {
         auto tiles = tile_cursor(params);
         consumer_role<Config>(
             smem.mainloop, warpgroup, params.comm.trace,

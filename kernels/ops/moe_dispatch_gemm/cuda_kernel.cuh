@@ -150,10 +150,9 @@ class RowOrigins {
 // another CTA may still read counts (cta_rows()).
 template <class Config>
 __device__ __forceinline__ PartialsLayout partials_layout() {
-  constexpr int MOST_CTAS = STAGING_FLAGS_BYTES / (PartialsLayout::MAX_BLOCKS * sizeof(uint32_t)) - 1;
   static_assert(moe::MAX_COUNTING_CTAS * moe::CUDA_MAX_EXPERTS * sizeof(uint32_t) <= STAGING_BYTES / 2);
   static_assert(Config::BLOCK_M * Config::BLOCK_N * sizeof(float) <= STAGING_BYTES / 2);
-  PartialsLayout layout(MOST_CTAS, Config::BLOCK_M, Config::BLOCK_N);
+  PartialsLayout layout(PartialsLayout::MAX_CTAS, Config::BLOCK_M, Config::BLOCK_N);
   layout.flags_bytes += STAGING_BYTES / 2;
   layout.tile_bytes = STAGING_BYTES;
   return layout;
