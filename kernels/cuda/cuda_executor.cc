@@ -28,6 +28,7 @@ GemmShape shape_of(const GemmCall& call) {
   shape.out_type = gemm_type(call.out_dtype);
   shape.a_transposed = is_wgrad(call) && call.b_layout == MK_LAYOUT_KN;
   shape.b_transposed = !is_wgrad(call) && call.b_layout == MK_LAYOUT_NK;
+  shape.accumulate = call.accumulate;
   return shape;
 }
 
@@ -42,7 +43,6 @@ GemmArguments arguments_of(const GemmCall& call) {
   arguments.ldb = pitch(is_wgrad(call) ? call.lda : call.ldb, shape.b_transposed ? shape.k : shape.n);
   arguments.c = call.c;
   arguments.ldc = std::max(call.ldc, call.n);
-  arguments.accumulate = call.accumulate;
   arguments.bias = call.bias;
   arguments.bias_type = gemm_type(call.bias_dtype);
   return arguments;

@@ -62,6 +62,7 @@ GemmPlan choose_tile(const GemmCall& call, std::span<const GemmTile> tiles, int6
     shape.k = k;
     shape.in_type = gemm_type(call.dtype);
     shape.out_type = gemm_type(call.out_dtype);
+    shape.accumulate = call.accumulate;
     // Ranks of a reduction choose alike, and b_layout is each rank's own.
     shape.b_transposed = call.op == MK_OPERATOR_ALLGATHER_GEMM && call.b_layout == MK_LAYOUT_NK && !is_wgrad;
     GemmPlan plan = gemm_plan_with(shape, num_sms, tile, -1);

@@ -37,6 +37,21 @@ __device__ __forceinline__ uint32_t pack_pair<__half>(float low, float high) {
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
+// Adds the two values of `pair`.
+template <class Value>
+__device__ __forceinline__ void add_pair(float* sums, uint32_t pair);
+template <>
+__device__ __forceinline__ void add_pair<__nv_bfloat16>(float* sums, uint32_t pair) {
+  sums[0] += __uint_as_float(pair << 16);
+  sums[1] += __uint_as_float(pair & 0xffff0000u);
+}
+template <>
+__device__ __forceinline__ void add_pair<__half>(float* sums, uint32_t pair) {
+  const float2 values = __half22float2(*reinterpret_cast<const __half2*>(&pair));
+  sums[0] += values.x;
+  sums[1] += values.y;
+}
+
 // `row` and `column` are those of the lane's first accumulator (see wgmma.cuh for the layout).
 template <class Bias, int NUM_ACCUMULATORS>
 __device__ __forceinline__ void add_bias(float (&accumulators)[NUM_ACCUMULATORS], const EpilogueParams& params,
@@ -60,34 +75,6 @@ __device__ __forceinline__ void add_bias(float (&accumulators)[NUM_ACCUMULATORS]
     add_bias<__half>(accumulators, params, column);
   } else {
     add_bias<float>(accumulators, params, column);
-  }
-}
-
-template <class Out>
-struct alignas(2 * sizeof(Out)) Pair {
-  Out x, y;
-};
-
-// In aligned rows two neighbours are read together; the last column of an odd n alone. No branches: there would
-// be some for every two accumulators, a fifth of a kernel's code.
-template <class Out, int NUM_ACCUMULATORS>
-__device__ __forceinline__ void add_c(float (&accumulators)[NUM_ACCUMULATORS], const EpilogueParams& params,
-                                      int row, int row_end, int column) {
-  const Out* c = static_cast<const Out*>(params.c);
-#pragma unroll
-  for (int i = 0; i < NUM_ACCUMULATORS; i += 2) {
-    const int m = row + 8 * (i / 2 % 2);
-    const int n = column + 8 * (i / 4);
-    const bool has_first = m < row_end && n < params.n;
-    const bool has_second = m < row_end && n + 1 < params.n;
-    const bool is_pair = has_second && params.rows_aligned;
-    const Out* source = c + m * params.ldc + n;
-    Pair<Out> pair = {Out(0.0f), Out(0.0f)};
-    if (is_pair) pair = *reinterpret_cast<const Pair<Out>*>(source);
-    if (has_first && !is_pair) pair.x = source[0];
-    if (has_second && !is_pair) pair.y = source[1];
-    accumulators[i] += static_cast<float>(pair.x);
-    accumulators[i + 1] += static_cast<float>(pair.y);
   }
 }
 
@@ -130,52 +117,164 @@ __device__ __forceinline__ void fill_buffer_fp32(const float (&d)[NUM_ACCUMULATO
   }
 }
 
+// A warp's 16 rows of some neighbouring columns, whose rows are so many chunks of 16 bytes; each lane has one
+// chunk of some rows.
+template <class Out, int COLUMNS>
+struct PieceOfRows {
+  static constexpr int ROW_BYTES = COLUMNS * sizeof(Out);
+  static constexpr int LANES_PER_ROW = ROW_BYTES / 16;
+  static constexpr int ELEMENTS_PER_CHUNK = 16 / sizeof(Out);
+  static constexpr int ROWS_PER_PASS = 32 / LANES_PER_ROW;
+  static constexpr int NUM_PASSES = 16 / ROWS_PER_PASS;
+
+  Out* c;           // the lane's first chunk
+  int num_rows;     // from the lane's first row on, that are written
+  int num_columns;  // likewise
+  bool in_chunks;   // all that is written of rows is aligned chunks
+  uint32_t buffer;
+  uint8_t* rows;
+
+  // The columns from n + first on; `m`, `n`: first row and column of a tile's `tile_columns`.
+  __device__ __forceinline__ PieceOfRows(const EpilogueParams& params, uint8_t* rows, int m, int m_end, int n,
+                                         int first, int tile_columns)
+      : c(static_cast<Out*>(params.c) + (m + first_row()) * params.ldc + n + first +
+          chunk() * ELEMENTS_PER_CHUNK),
+        num_columns(params.n - n - first - chunk() * ELEMENTS_PER_CHUNK),
+        in_chunks(params.rows_aligned && (params.n % ELEMENTS_PER_CHUNK == 0 || n + tile_columns <= params.n)),
+        buffer(ptx::smem_address(rows)),
+        rows(rows) {
+    num_rows = num_columns > 0 ? m_end - m - first_row() : 0;
+  }
+
+  __device__ __forceinline__ static int first_row() { return threadIdx.x % 32 / LANES_PER_ROW; }
+  __device__ __forceinline__ static int chunk() { return threadIdx.x % LANES_PER_ROW; }
+  __device__ __forceinline__ static uint32_t offset(uint32_t buffer, int row) {
+    return swizzled_chunk<ROW_BYTES>(buffer, first_row() + row, chunk());
+  }
+  // Where they are not, element by element: between C and the buffer. Rolled up: a CTA runs its epilogue a few
+  // times, and straight code costs more to fetch than it saves.
+  __device__ __forceinline__ void copy_elements_in(int64_t ldc) const {
+#pragma unroll 1
+    for (int row = 0; row < 16 && row < num_rows; row += ROWS_PER_PASS) {
+      Out* const to = reinterpret_cast<Out*>(rows + offset(0, row));
+#pragma unroll 1
+      for (int i = 0; i < ELEMENTS_PER_CHUNK && i < num_columns; ++i) to[i] = c[row * ldc + i];
+    }
+  }
+  __device__ __forceinline__ void copy_elements_out(int64_t ldc, bool adds) const {
+#pragma unroll 1
+    for (int row = 0; row < 16 && row < num_rows; row += ROWS_PER_PASS) {
+      const Out* const from = reinterpret_cast<const Out*>(rows + offset(0, row));
+#pragma unroll 1
+      for (int i = 0; i < ELEMENTS_PER_CHUNK && i < num_columns; ++i) {
+        Out* const to = c + row * ldc + i;
+        if (!adds) *to = from[i];
+        if constexpr (sizeof(Out) == 4) {
+          if (adds) ptx::red_relaxed_gpu_add(to, from[i]);
+        }
+      }
+    }
+  }
+};
+
+// 128 bytes of a row at a time, and where there are fewer left 64 or 32.
+template <class Out, int LEFT>
+constexpr int NEXT_COLUMNS = LEFT * sizeof(Out) >= 128  ? 128 / sizeof(Out)
+                             : LEFT * sizeof(Out) >= 64 ? 64 / sizeof(Out)
+                                                        : 32 / sizeof(Out);
+
+// What the output has, 16-bit, in the piece from FIRST on, as far as it lies in chunks.
+constexpr int MAX_PASSES = 4;
+template <class Out, int FIRST, int TILE_COLUMNS>
+__device__ __forceinline__ void load_piece(uint4 (&values)[MAX_PASSES], const EpilogueParams& params,
+                                           uint8_t* rows, int m, int m_end, int n) {
+  if constexpr (FIRST < TILE_COLUMNS) {
+    using Piece = PieceOfRows<Out, NEXT_COLUMNS<Out, TILE_COLUMNS - FIRST>>;
+    static_assert(Piece::NUM_PASSES <= MAX_PASSES);
+    const Piece piece(params, rows, m, m_end, n, FIRST, TILE_COLUMNS);
+#pragma unroll
+    for (int i = 0; i < Piece::NUM_PASSES; ++i) {
+      const int row = i * Piece::ROWS_PER_PASS;
+      values[i] = uint4{};
+      if (piece.in_chunks && row < piece.num_rows)
+        values[i] = *reinterpret_cast<const uint4*>(piece.c + row * params.ldc);
+    }
+  }
+}
+
+// Adds it, and all behind it, through a warp's buffer; `values`: what load_piece() gave. The next piece is on
+// its way meanwhile.
+template <class Out, int FIRST, int NUM_ACCUMULATORS>
+__device__ __forceinline__ void add_columns_from(float (&accumulators)[NUM_ACCUMULATORS],
+                                                 const uint4 (&values)[MAX_PASSES],
+                                                 const EpilogueParams& params, uint8_t* rows, int m, int m_end,
+                                                 int n) {
+  static_assert(sizeof(Out) == 2);
+  constexpr int TILE_COLUMNS = 2 * NUM_ACCUMULATORS;
+  if constexpr (FIRST < TILE_COLUMNS) {
+    constexpr int COLUMNS = NEXT_COLUMNS<Out, TILE_COLUMNS - FIRST>;
+    using Piece = PieceOfRows<Out, COLUMNS>;
+    const Piece piece(params, rows, m, m_end, n, FIRST, TILE_COLUMNS);
+    uint4 next[MAX_PASSES];
+    load_piece<Out, FIRST + COLUMNS, TILE_COLUMNS>(next, params, rows, m, m_end, n);
+    if (piece.in_chunks) {
+#pragma unroll
+      for (int i = 0; i < Piece::NUM_PASSES; ++i)
+        ptx::st_shared_v4(Piece::offset(piece.buffer, i * Piece::ROWS_PER_PASS), values[i]);
+    } else {
+      piece.copy_elements_in(params.ldc);
+    }
+    __syncwarp();
+    const int matrix = threadIdx.x % 32 / 8;
+    const int row = threadIdx.x % 8 + matrix % 2 * 8;
+#pragma unroll
+    for (int i = 0; i < COLUMNS / 16; ++i) {
+      const uint4 pairs =
+          ptx::ldmatrix_x4(swizzled_chunk<Piece::ROW_BYTES>(piece.buffer, row, 2 * i + matrix / 2));
+      float* const d = accumulators + FIRST / 2 + 8 * i;
+      add_pair<Out>(d, pairs.x);
+      add_pair<Out>(d + 2, pairs.y);
+      add_pair<Out>(d + 4, pairs.z);
+      add_pair<Out>(d + 6, pairs.w);
+    }
+    __syncwarp();
+    add_columns_from<Out, FIRST + COLUMNS>(accumulators, next, params, rows, m, m_end, n);
+  }
+}
+
 // Columns [FIRST, FIRST + COLUMNS) of a warp's rows, through the buffer of `rows`; `m`, `n`: the first row and
-// column of all.
+// column of all. An fp32 output that is added to is never loaded: the L2 adds, and the warp does not wait.
 template <class Out, int FIRST, int COLUMNS, int NUM_ACCUMULATORS>
 __device__ __forceinline__ void store_columns(const float (&accumulators)[NUM_ACCUMULATORS],
                                               const EpilogueParams& params, uint8_t* rows, int m, int m_end,
                                               int n) {
-  constexpr int ROW_BYTES = COLUMNS * sizeof(Out);
-  constexpr int LANES_PER_ROW = ROW_BYTES / 16;
-  constexpr int ELEMENTS_PER_CHUNK = 16 / sizeof(Out);
-  constexpr int ROWS_PER_PASS = 32 / LANES_PER_ROW;
-  const int lane = threadIdx.x % 32;
-  const uint32_t buffer = ptx::smem_address(rows);
-  if constexpr (sizeof(Out) == 2) {
-    fill_buffer_16_bit<Out, COLUMNS>(accumulators, FIRST / 2, buffer);
+  using Piece = PieceOfRows<Out, COLUMNS>;
+  const Piece piece(params, rows, m, m_end, n, FIRST, 2 * NUM_ACCUMULATORS);
+  constexpr bool IS_FP32 = sizeof(Out) == 4;
+  if constexpr (IS_FP32) {
+    fill_buffer_fp32<COLUMNS>(accumulators, FIRST / 2, piece.buffer);
   } else {
-    fill_buffer_fp32<COLUMNS>(accumulators, FIRST / 2, buffer);
+    fill_buffer_16_bit<Out, COLUMNS>(accumulators, FIRST / 2, piece.buffer);
   }
   __syncwarp();
-  const int first_row = lane / LANES_PER_ROW;
-  const int chunk = lane % LANES_PER_ROW;
-  const int num_rows = m_end - m - first_row;  // from the lane's first row on
-  Out* destination =
-      static_cast<Out*>(params.c) + (m + first_row) * params.ldc + n + FIRST + chunk * ELEMENTS_PER_CHUNK;
-  if (params.rows_aligned && n + 2 * NUM_ACCUMULATORS <= params.n) {
+  const bool adds = IS_FP32 && params.accumulate;
+  if (piece.in_chunks) {
 #pragma unroll
-    for (int row = 0; row < 16; row += ROWS_PER_PASS) {
-      const uint4 value = ptx::ld_shared_v4(swizzled_chunk<ROW_BYTES>(buffer, first_row + row, chunk));
-      if (row < num_rows) *reinterpret_cast<uint4*>(destination + row * params.ldc) = value;
+    for (int row = 0; row < 16; row += Piece::ROWS_PER_PASS) {
+      const uint4 value = ptx::ld_shared_v4(Piece::offset(piece.buffer, row));
+      Out* const to = piece.c + row * params.ldc;
+      if (row < piece.num_rows && !adds) *reinterpret_cast<uint4*>(to) = value;
+      if constexpr (IS_FP32) {
+        if (row < piece.num_rows && adds) ptx::red_relaxed_gpu_add_v4(to, value);
+      }
     }
     return;
   }
-  // Rolled up: a CTA runs its epilogue a few times, and straight code costs more to fetch than it saves.
-  const int num_columns = params.n - n - FIRST - chunk * ELEMENTS_PER_CHUNK;
-#pragma unroll 1
-  for (int row = 0; row < 16 && row < num_rows; row += ROWS_PER_PASS) {
-    const uint32_t offset = swizzled_chunk<ROW_BYTES>(0, first_row + row, chunk);
-    const Out* source = reinterpret_cast<const Out*>(rows + offset);
-#pragma unroll 1
-    for (int element = 0; element < ELEMENTS_PER_CHUNK && element < num_columns; ++element) {
-      destination[row * params.ldc + element] = source[element];
-    }
-  }
+  piece.copy_elements_out(params.ldc, adds);
   __syncwarp();
 }
 
-// All columns from FIRST on: 128 bytes of a row at a time, and where there are fewer left 64 or 32.
+// All columns from FIRST on, a piece after the other.
 template <class Out, int FIRST, int NUM_BUFFERS, int NUM_ACCUMULATORS>
 __device__ __forceinline__ void store_columns_from(const float (&accumulators)[NUM_ACCUMULATORS],
                                                    const EpilogueParams& params,
@@ -183,13 +282,12 @@ __device__ __forceinline__ void store_columns_from(const float (&accumulators)[N
                                                    int n) {
   constexpr int LEFT = 2 * NUM_ACCUMULATORS - FIRST;
   if constexpr (LEFT > 0) {
-    constexpr int WIDEST = 128 / sizeof(Out);
-    constexpr int COLUMNS = LEFT >= WIDEST ? WIDEST : LEFT >= WIDEST / 2 ? WIDEST / 2 : WIDEST / 4;
+    constexpr int COLUMNS = NEXT_COLUMNS<Out, LEFT>;
     // With two buffers, the barrier of one pass keeps the next but one from overwriting what is still being
     // read.
     if (NUM_BUFFERS == 1 && FIRST > 0) __syncwarp();
-    store_columns<Out, FIRST, COLUMNS>(accumulators, params, buffers.rows[FIRST / WIDEST % NUM_BUFFERS], m,
-                                       m_end, n);
+    store_columns<Out, FIRST, COLUMNS>(accumulators, params,
+                                       buffers.rows[FIRST * sizeof(Out) / 128 % NUM_BUFFERS], m, m_end, n);
     store_columns_from<Out, FIRST + COLUMNS>(accumulators, params, buffers, m, m_end, n);
   }
 }
@@ -199,8 +297,13 @@ template <class Out, int NUM_BUFFERS, int NUM_ACCUMULATORS>
 __device__ __forceinline__ void store_rows(float (&accumulators)[NUM_ACCUMULATORS],
                                            const EpilogueParams& params, EpilogueBuffers<NUM_BUFFERS>& buffers,
                                            int m, int m_end, int n) {
-  const int lane = threadIdx.x % 32;
-  if (params.accumulate) add_c<Out>(accumulators, params, m + lane / 4, m_end, n + lane % 4 * 2);
+  if constexpr (sizeof(Out) == 2) {
+    if (params.accumulate) {
+      uint4 values[MAX_PASSES];
+      load_piece<Out, 0, 2 * NUM_ACCUMULATORS>(values, params, buffers.rows[0], m, m_end, n);
+      add_columns_from<Out, 0>(accumulators, values, params, buffers.rows[0], m, m_end, n);
+    }
+  }
   store_columns_from<Out, 0>(accumulators, params, buffers, m, m_end, n);
   __syncwarp();
 }

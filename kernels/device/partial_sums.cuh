@@ -27,25 +27,13 @@ struct PartialChunk {
     return make_uint4(pack_pair<T>(a[0], a[1]), pack_pair<T>(a[2], a[3]), pack_pair<T>(a[4], a[5]),
                       pack_pair<T>(a[6], a[7]));
   }
-  __device__ static __forceinline__ void add_pair(float* a, uint32_t word);
   __device__ static __forceinline__ void add(float* a, uint4 chunk) {
-    add_pair(a, chunk.x);
-    add_pair(a + 2, chunk.y);
-    add_pair(a + 4, chunk.z);
-    add_pair(a + 6, chunk.w);
+    add_pair<T>(a, chunk.x);
+    add_pair<T>(a + 2, chunk.y);
+    add_pair<T>(a + 4, chunk.z);
+    add_pair<T>(a + 6, chunk.w);
   }
 };
-template <>
-__device__ __forceinline__ void PartialChunk<__nv_bfloat16>::add_pair(float* a, uint32_t word) {
-  a[0] += __uint_as_float(word << 16);
-  a[1] += __uint_as_float(word & 0xffff0000u);
-}
-template <>
-__device__ __forceinline__ void PartialChunk<__half>::add_pair(float* a, uint32_t word) {
-  const float2 pair = __half22float2(*reinterpret_cast<const __half2*>(&word));
-  a[0] += pair.x;
-  a[1] += pair.y;
-}
 template <>
 struct PartialChunk<float> {
   static constexpr int NUM = 4;

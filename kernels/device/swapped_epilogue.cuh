@@ -18,19 +18,6 @@ __device__ __forceinline__ float bias_of_column(const EpilogueParams& params, in
   return value_of_column<float>(params.bias, n, params.n);
 }
 
-// `row`, `column`: those of the lane's first accumulator.
-template <class Out, int NUM_ACCUMULATORS>
-__device__ __forceinline__ void add_c_columns(float (&accumulators)[NUM_ACCUMULATORS],
-                                              const EpilogueParams& params, int row, int row_end, int column) {
-#pragma unroll
-  for (int i = 0; i < NUM_ACCUMULATORS; ++i) {
-    const int m = row + 8 * (i / 4) + i % 2;
-    const int n = column + 8 * (i / 2 % 2);
-    if (m < row_end && n < params.n)
-      accumulators[i] += static_cast<float>(static_cast<const Out*>(params.c)[m * params.ldc + n]);
-  }
-}
-
 // Of eight rows of 16 columns a lane has, in `d`, two neighbouring rows of a column and of the one eight
 // further, and turns them, 16-bit, into two columns of a row, and with its neighbour's into four: row lane / 4
 // from turned_column() on.
@@ -48,6 +35,47 @@ __device__ __forceinline__ int turned_column() {
   return lane % 2 != 0 ? 8 + (lane % 4 - 1) * 2 : lane % 4 * 2;
 }
 
+// The other way round: adds to `d` what turned() would have made `four`.
+template <class Out>
+__device__ __forceinline__ void add_turned(float* d, const uint2& four) {
+  const bool is_odd = threadIdx.x % 2 != 0;
+  const uint32_t other = __shfl_xor_sync(~0u, is_odd ? four.x : four.y, 1);
+  add_pair<Out>(d, ptx::movmatrix_trans(is_odd ? other : four.x));
+  add_pair<Out>(d + 2, ptx::movmatrix_trans(is_odd ? four.y : other));
+}
+
+// What the output has, 16-bit; arguments as store_columns_16_bit() has them.
+template <class Out, int NUM_ACCUMULATORS>
+__device__ __forceinline__ void add_columns_16_bit(float (&d)[NUM_ACCUMULATORS], const EpilogueParams& params,
+                                                   int m, int m_end, int n) {
+  constexpr int BATCH = 10;  // loads on their way at a time
+  const int row = m + static_cast<int>(threadIdx.x) % 32 / 4;
+  const int column = n + turned_column();
+  const Out* source = static_cast<const Out*>(params.c) + row * params.ldc + column;
+  const bool in_fours = params.rows_aligned && (params.n % 4 == 0 || n + 16 <= params.n);
+#pragma unroll
+  for (int first = 0; first < NUM_ACCUMULATORS / 4; first += BATCH) {
+    uint2 fours[BATCH];
+#pragma unroll
+    for (int i = 0; i < BATCH && first + i < NUM_ACCUMULATORS / 4; ++i) {
+      const bool has_row = row + 8 * (first + i) < m_end && column < params.n;
+      const Out* const from = source + 8 * (first + i) * params.ldc;
+      fours[i] = uint2{};
+      if (has_row && in_fours) fours[i] = *reinterpret_cast<const uint2*>(from);
+      if (has_row && !in_fours) {
+        uint64_t four = 0;
+#pragma unroll 1
+        for (int j = 0; j < 4 && column + j < params.n; ++j)
+          four |= uint64_t{reinterpret_cast<const uint16_t*>(from)[j]} << 16 * j;
+        fours[i] = make_uint2(static_cast<uint32_t>(four), static_cast<uint32_t>(four >> 32));
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < BATCH && first + i < NUM_ACCUMULATORS / 4; ++i)
+      add_turned<Out>(d + 4 * (first + i), fours[i]);
+  }
+}
+
 // Eight rows of 16 columns at a time.
 template <class Out, int NUM_ACCUMULATORS>
 __device__ __forceinline__ void store_columns_16_bit(const float (&d)[NUM_ACCUMULATORS],
@@ -55,14 +83,14 @@ __device__ __forceinline__ void store_columns_16_bit(const float (&d)[NUM_ACCUMU
   const int row = m + static_cast<int>(threadIdx.x) % 32 / 4;
   const int column = n + turned_column();
   Out* destination = static_cast<Out*>(params.c) + row * params.ldc + column;
-  const bool is_whole = params.rows_aligned && n + 16 <= params.n;
+  const bool in_fours = params.rows_aligned && (params.n % 4 == 0 || n + 16 <= params.n);
 #pragma unroll
   for (int i = 0; i < NUM_ACCUMULATORS / 4; ++i) {
     const uint2 four = turned<Out>(d + 4 * i);
-    const bool has_row = row + 8 * i < m_end;
+    const bool has_row = row + 8 * i < m_end && column < params.n;
     Out* const to = destination + 8 * i * params.ldc;
-    if (has_row && is_whole) *reinterpret_cast<uint2*>(to) = four;
-    if (has_row && !is_whole) {
+    if (has_row && in_fours) *reinterpret_cast<uint2*>(to) = four;
+    if (has_row && !in_fours) {
       // Rolled up, for there are many of these.
       uint64_t left = uint64_t{four.y} << 32 | four.x;
 #pragma unroll 1
@@ -73,6 +101,7 @@ __device__ __forceinline__ void store_columns_16_bit(const float (&d)[NUM_ACCUMU
   }
 }
 
+// Where C is added to, the L2 adds.
 template <int NUM_ACCUMULATORS>
 __device__ __forceinline__ void store_columns_fp32(const float (&d)[NUM_ACCUMULATORS],
                                                    const EpilogueParams& params, int row, int row_end,
@@ -81,15 +110,16 @@ __device__ __forceinline__ void store_columns_fp32(const float (&d)[NUM_ACCUMULA
   for (int i = 0; i < NUM_ACCUMULATORS; ++i) {
     const int m = row + 8 * (i / 4) + i % 2;
     const int n = column + 8 * (i / 2 % 2);
-    if (m < row_end && n < params.n) static_cast<float*>(params.c)[m * params.ldc + n] = d[i];
+    float* const to = static_cast<float*>(params.c) + m * params.ldc + n;
+    if (m < row_end && n < params.n && !params.accumulate) *to = d[i];
+    if (m < row_end && n < params.n && params.accumulate) ptx::red_relaxed_gpu_add(to, d[i]);
   }
 }
 
 template <class Out, int NUM_ACCUMULATORS>
 __device__ __forceinline__ void finish_columns_16_bit(float (&accumulators)[NUM_ACCUMULATORS],
                                                       const EpilogueParams& params, int m, int m_end, int n) {
-  const int lane = threadIdx.x % 32;
-  if (params.accumulate) add_c_columns<Out>(accumulators, params, m + lane % 4 * 2, m_end, n + lane / 4);
+  if (params.accumulate) add_columns_16_bit<Out>(accumulators, params, m, m_end, n);
   store_columns_16_bit<Out>(accumulators, params, m, m_end, n);
 }
 
@@ -110,7 +140,6 @@ __device__ __forceinline__ void store_tile_columns(float (&accumulators)[NUM_ACC
   } else if (params.out_type == GemmType::fp16) {
     finish_columns_16_bit<__half>(accumulators, params, m, m_end, n);
   } else {
-    if (params.accumulate) add_c_columns<float>(accumulators, params, row, m_end, column);
     store_columns_fp32(accumulators, params, row, m_end, column);
   }
   __syncwarp();

@@ -72,7 +72,7 @@ __device__ __forceinline__ void add_packets(float (&sums)[N], const uint4 (&pack
     const int word = i / 2;  // of the first row and the second in turn
     const uint4& packet = packets[i % 2 * (NUM / 2) + word / PACKET_WORDS];
     const int place = word % PACKET_WORDS;
-    PartialChunk<T>::add_pair(sums + 2 * i, place == 0 ? packet.x : place == 1 ? packet.y : packet.z);
+    add_pair<T>(sums + 2 * i, place == 0 ? packet.x : place == 1 ? packet.y : packet.z);
   }
 }
 

@@ -4,8 +4,10 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <array>
 #include <climits>
 
+#include "kernels/device/gemm_partials_layout.h"
 #include "kernels/gemm/gemm_kernel.cuh"
 #include "kernels/gemm/load_maps.h"
 #include "kernels/gemm/tensor_map.h"
@@ -85,6 +87,7 @@ bool arguments_are_valid(const GemmArguments& arguments, const GemmPlan& plan) {
   if (arguments.ldc < shape.n || arguments.c == nullptr) return false;
   if (shape.k > 0 && (arguments.a == nullptr || arguments.b == nullptr)) return false;
   if (gemm_plan_num_tiles(shape, plan) > INT_MAX) return false;
+  if (plan.workspace_bytes > 0 && plan.num_ctas() > PartialsLayout::MAX_CTAS) return false;
   return plan.workspace_bytes == 0 || (arguments.workspace != nullptr && is_aligned_16(arguments.workspace));
 }
 
@@ -118,8 +121,8 @@ bool fill_params(const GemmArguments& arguments, const GemmPlan& plan, GemmParam
                       plan.num_streamk_tiles,
                       plan.group_m};
   params->schedule.keep_in_step_from(OUT_OF_STEP_K_STEPS);
-  params->epilogue = {arguments.c,    arguments.ldc,       arguments.bias,       static_cast<int>(shape.n),
-                      shape.out_type, arguments.bias_type, arguments.accumulate, rows_aligned};
+  params->epilogue = {arguments.c,    arguments.ldc,       arguments.bias,   static_cast<int>(shape.n),
+                      shape.out_type, arguments.bias_type, shape.accumulate, rows_aligned};
   params->m = static_cast<int>(tiled.m);
   params->num_split_ctas = plan.num_split_ctas;
   params->workspace = arguments.workspace;
@@ -127,17 +130,22 @@ bool fill_params(const GemmArguments& arguments, const GemmPlan& plan, GemmParam
   return true;
 }
 
-// `attribute` is the answer's.
+using LaunchAttributes = std::array<cudaLaunchAttribute, 2>;
+
+// `attributes` are the answer's. The grid's CTAs may come while the stream's kernel before is at its end, and
+// wait for it themselves.
 cudaLaunchConfig_t launch_config(const GemmKernelEntry& kernel, int num_ctas, int num_cluster_ctas,
-                                 cudaLaunchAttribute* attribute) {
-  attribute->id = cudaLaunchAttributeClusterDimension;
-  attribute->val.clusterDim = {static_cast<unsigned>(num_cluster_ctas), 1, 1};
+                                 LaunchAttributes* attributes) {
+  (*attributes)[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  (*attributes)[0].val.programmaticStreamSerializationAllowed = 1;
+  (*attributes)[1].id = cudaLaunchAttributeClusterDimension;
+  (*attributes)[1].val.clusterDim = {static_cast<unsigned>(num_cluster_ctas), 1, 1};
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(num_ctas);
   config.blockDim = dim3(kernel.num_threads);
   config.dynamicSmemBytes = kernel.smem_bytes;
-  config.attrs = attribute;
-  config.numAttrs = num_cluster_ctas > 1 ? 1 : 0;
+  config.attrs = attributes->data();
+  config.numAttrs = num_cluster_ctas > 1 ? 2 : 1;
   return config;
 }
 
@@ -186,8 +194,8 @@ cudaError_t gemm_cluster_limits(GemmClusterLimits* limits) {
   const cudaError_t prepared = prepare(kernel);
   if (prepared != cudaSuccess) return prepared;
   for (int num_ctas = 2; num_ctas <= MAX_CLUSTER_CTAS; ++num_ctas) {
-    cudaLaunchAttribute attribute{};
-    cudaLaunchConfig_t config = launch_config(kernel, num_ctas, num_ctas, &attribute);
+    LaunchAttributes attributes{};
+    cudaLaunchConfig_t config = launch_config(kernel, num_ctas, num_ctas, &attributes);
     const cudaError_t error =
         cudaOccupancyMaxActiveClusters(&limits->at_a_time[num_ctas], kernel.kernel, &config);
     if (error != cudaSuccess) return error;
@@ -203,8 +211,8 @@ cudaError_t gemm_launch(const GemmArguments& arguments, const GemmPlan& plan, cu
   GemmParams params{};
   if (!fill_params(arguments, plan, &params)) return cudaErrorInvalidValue;
 
-  cudaLaunchAttribute attribute{};
-  cudaLaunchConfig_t config = launch_config(*kernel, plan.num_ctas(), plan.num_cluster_ctas(), &attribute);
+  LaunchAttributes attributes{};
+  cudaLaunchConfig_t config = launch_config(*kernel, plan.num_ctas(), plan.num_cluster_ctas(), &attributes);
   config.stream = stream;
   return cudaLaunchKernelEx(&config, kernel->kernel, params);
 }

@@ -32,7 +32,6 @@ struct GemmArguments {
   int64_t ldb = 0;
   void* c = nullptr;
   int64_t ldc = 0;
-  bool accumulate = false;     // C += A B, the sum in fp32 and rounded once
   const void* bias = nullptr;  // [n], added to every row before the rounding; may be null
   GemmType bias_type = GemmType::fp32;
   // plan.workspace_bytes, 16-byte aligned. Zeroed once by the caller; every launch leaves it ready for the

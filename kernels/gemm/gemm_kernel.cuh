@@ -16,6 +16,7 @@
 #include "kernels/gemm/gemm.h"
 #include "kernels/gemm/gemm_plan.h"
 #include "kernels/ptx/elect.cuh"
+#include "kernels/ptx/grid_dependency.cuh"
 #include "kernels/ptx/warp.cuh"
 
 namespace mk {
@@ -91,6 +92,7 @@ __device__ __forceinline__ void producer_role(GemmStorage<Config>& smem, const G
   const int num_ctas = params.schedule.num_workers;
   const CtasInStep in_step(PartialsLayout::num_near(params.workspace, num_ctas), num_ctas,
                            Config::IS_LARGE ? params.schedule.near_k_steps : 0);
+  ptx::await_previous_grid();
   in_step.begin();
   TileWork work;
   int num_whole = 0;  // of the CTA's tiles; how many pieces of cut ones it has may differ
@@ -106,6 +108,7 @@ __device__ __forceinline__ void producer_role(GemmStorage<Config>& smem, const G
                       });
     tracer.end();
   }
+  ptx::let_next_grid_come();
   in_step.leave();
 }
 
@@ -153,6 +156,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   GemmStorage<Config>& smem = *reinterpret_cast<GemmStorage<Config>*>(smem_bytes);
   if (threadIdx.x == 0) {
     mainloop_init<Config>(smem.mainloop);
+    if constexpr (TRACED) ptx::await_previous_grid();
     trace_enter(trace_of<TRACED>(params), params.trace.epoch, params.trace.op, params.trace.shape);
   }
   __syncthreads();
@@ -168,6 +172,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
     if constexpr (DEAL_REGISTERS) ptx::setmaxnreg_inc<232>();
     TileCursor tiles(params.schedule, blockIdx.x);
     auto deferred = deferred_of(smem);
+    ptx::await_previous_grid();
     consumer_role<Config, TileWork, TilesAre::plain>(
         smem.mainloop, warpgroup, trace_of<TRACED>(params), [&](TileWork* work) { return tiles.next(work); },
         [&](const TileWork& work, int block, float(&accumulators)[Config::BLOCK_N / 2]) {

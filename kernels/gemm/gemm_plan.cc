@@ -26,6 +26,15 @@ constexpr double EPILOGUE_CYCLES_OF_256_ROWS = 9000;
 // warpgroup multiplies meanwhile.
 constexpr double PING_PONG_EPILOGUE_CYCLES = 2800;
 constexpr double HIDDEN_CYCLES_OF_K_STEP = 110;
+// What the stores of a tile of 128x256 take longer than those of 16-bit results: fp32 ones, and where C is
+// added to, 16-bit and fp32 ones. Other CTAs' products hide a part of the last.
+constexpr double FP32_CYCLES = 5000;
+constexpr double ADDED_CYCLES = 7400;
+constexpr double ADDED_FP32_CYCLES = 18500;
+constexpr double LEAST_ADDED_FP32_CYCLES = 8000;
+constexpr double HIDDEN_ADDED_FP32_CYCLES_OF_K_STEP = 150;
+// In ping-pong so many k-steps hide all of it.
+constexpr double HIDING_K_STEPS = 30;
 constexpr double START_CYCLES = 3500;
 constexpr double STREAMK_STEP_FACTOR = 1.04;
 // Partial tile out, flag, partial tile in: latencies, and, with large tiles, operands that were no longer in L2
@@ -214,6 +223,17 @@ double predict_one_wave_us(const GemmShape& shape, const GemmPlan& plan) {
   return FEW_ROWS_LAUNCH_US + overlapped_us(compute_us, memory_us(shape, plan, 0)) + exchange_us;
 }
 
+// Cycles, see FP32_CYCLES.
+double longer_store_cycles(const GemmShape& shape, const GemmPlan& plan, double k_steps) {
+  const bool is_fp32 = shape.out_type == GemmType::fp32;
+  const double added_fp32 =
+      std::max(LEAST_ADDED_FP32_CYCLES, ADDED_FP32_CYCLES - HIDDEN_ADDED_FP32_CYCLES_OF_K_STEP * k_steps);
+  const double of_largest = !shape.accumulate ? (is_fp32 ? FP32_CYCLES : 0)
+                            : is_fp32         ? added_fp32
+                                              : ADDED_CYCLES;
+  return of_largest * plan.block_m * plan.block_n / (128.0 * 256);
+}
+
 // All tiles at once, each a CTA's or, in pairs, two of them a pair's.
 GemmPlan one_wave_plan_with(const GemmShape& shape, int block_m, int block_n, int num_split_ctas,
                             GemmCluster cluster) {
@@ -322,12 +342,15 @@ GemmPlan gemm_plan_with(const GemmShape& shape, int num_sms, GemmTile tile, int 
 }
 
 double gemm_plan_exposed_us(const GemmShape& shape, const GemmPlan& plan) {
-  if (!plan.ping_pong) return 0;
   const double k_steps = ceil_divide(shape.k, GEMM_BLOCK_K);
   const int64_t whole_tiles = gemm_plan_num_tiles(shape, plan) - plan.num_streamk_tiles;
   const int64_t tiles = ceil_divide(whole_tiles, plan.num_workers) + (plan.num_streamk_tiles > 0 ? 1 : 0);
-  const double cycles = PING_PONG_EPILOGUE_CYCLES - HIDDEN_CYCLES_OF_K_STEP * k_steps;
-  return std::max<int64_t>(0, tiles - 1) * std::max(0.0, cycles) / CLOCK_MHZ;
+  const int64_t tiles_but_last = std::max<int64_t>(0, tiles - 1);
+  const double longer = longer_store_cycles(shape, plan, k_steps);
+  if (!plan.ping_pong) return static_cast<double>(tiles) * longer / CLOCK_MHZ;
+  const double stores = PING_PONG_EPILOGUE_CYCLES - HIDDEN_CYCLES_OF_K_STEP * k_steps;
+  const double left = std::max(0.0, stores) + longer * std::max(0.0, 1 - k_steps / HIDING_K_STEPS);
+  return (static_cast<double>(tiles_but_last) * left + longer) / CLOCK_MHZ;
 }
 
 GemmPlan gemm_swapped_plan_with(const GemmShape& shape, int most_workers, GemmSwappedTile tile,

@@ -22,6 +22,7 @@ struct GemmShape {
   GemmType out_type = GemmType::bf16;
   bool a_transposed = false;  // A is [k, m] row-major
   bool b_transposed = false;  // B is [n, k] row-major
+  bool accumulate = false;    // C += A B, the sum in fp32 and rounded once
 };
 
 struct GemmPlan {
@@ -101,7 +102,8 @@ GemmPlan gemm_plan(const GemmShape& shape, int num_sms, const GemmClusterLimits&
 
 // The plan with a given tile and number of tiles cut along k (-1: none; tests and tuning).
 GemmPlan gemm_plan_with(const GemmShape& shape, int num_sms, GemmTile tile, int num_streamk_tiles);
-// What tiles of few k-steps in ping-pong take longer than its predicted_us says, where they are stored at once.
+// What tiles take longer than the plan's predicted_us says where they are stored at once: in ping-pong with few
+// k-steps, and where C is fp32 or added to.
 double gemm_plan_exposed_us(const GemmShape& shape, const GemmPlan& plan);
 
 // The plan with a given tile whose inner dimension `num_split_ctas` CTAs share, all tiles at once.

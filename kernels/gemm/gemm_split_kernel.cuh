@@ -6,6 +6,7 @@
 #include "kernels/device/split_product.cuh"
 #include "kernels/gemm/gemm_kernel.cuh"
 #include "kernels/ptx/elect.cuh"
+#include "kernels/ptx/grid_dependency.cuh"
 
 namespace mk {
 
@@ -25,6 +26,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   const TileWork work = split_work(params.schedule, place, params.num_split_ctas);
   if (threadIdx.x == 0) {
     split_init<Config>(smem.mainloop);
+    if (params.trace.buffer != nullptr) ptx::await_previous_grid();
     trace_enter(params.trace.buffer, params.trace.epoch, params.trace.op, params.trace.shape);
   }
   __syncthreads();
@@ -38,18 +40,22 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
     const RowsOfA rows = {&params.load.map_a, m, params.m - m};
     if (warp == 0 && ptx::elect_one()) {
       ptx::prefetch_tensormap(&params.load.map_b);
+      ptx::await_previous_grid();
       const Tracer tracer(params.trace.buffer, TRACE_LOAD);
       tracer.begin(TraceKind::load, trace_tile(work));
       load_operand<Config, false>(smem.mainloop, params.load, rows, params.tile_columns, work);
+      ptx::let_next_grid_come();
       tracer.end();
     } else if (warp == 1 && ptx::elect_one()) {
       ptx::prefetch_tensormap(&params.load.map_a);
+      ptx::await_previous_grid();
       load_operand<Config, true>(smem.mainloop, params.load, rows, params.tile_columns, work);
     }
     __syncwarp();
     meet_split(params.num_split_ctas);
   } else {
     if constexpr (DEAL_REGISTERS) ptx::setmaxnreg_inc<232>();
+    ptx::await_previous_grid();
     consume_split<Config>(
         smem.mainloop,
         {params.m, params.load.n, params.tile_columns, params.num_split_ctas, params.trace.buffer}, work, place,

@@ -8,6 +8,7 @@
 
 #include "kernels/device/swapped_product.cuh"
 #include "kernels/gemm/gemm_split_kernel.cuh"
+#include "kernels/ptx/grid_dependency.cuh"
 
 namespace mk {
 
@@ -18,6 +19,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   MainloopStorage<Config>& smem = *reinterpret_cast<MainloopStorage<Config>*>(smem_bytes);
   if (threadIdx.x == 0) {
     mainloop_init<Config>(smem);
+    if (params.trace.buffer != nullptr) ptx::await_previous_grid();
     trace_enter(params.trace.buffer, params.trace.epoch, params.trace.op, params.trace.shape);
   }
   __syncthreads();
@@ -29,16 +31,20 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
     const int warp = __shfl_sync(~0u, threadIdx.x % 128 / 32, 0);
     if (warp == 0 && ptx::elect_one()) {
       ptx::prefetch_tensormap(&params.load.map_b);
+      ptx::await_previous_grid();
       load_swapped_tiles<Config, false>(smem, params.load, params.m, params.tile_columns, params.schedule,
                                         params.trace.buffer);
+      ptx::let_next_grid_come();
     } else if (warp == 1 && ptx::elect_one()) {
       ptx::prefetch_tensormap(&params.load.map_a);
+      ptx::await_previous_grid();
       load_swapped_tiles<Config, true>(smem, params.load, params.m, params.tile_columns, params.schedule,
                                        params.trace.buffer);
     }
     __syncwarp();
   } else {
     ptx::setmaxnreg_inc<232>();
+    ptx::await_previous_grid();
     const SwappedProduct product = {
         params.epilogue,     params.load.n,
         params.tile_columns, PartialsLayout(gridDim.x, Config::BLOCK_M, Config::BLOCK_N),

@@ -85,6 +85,17 @@ __device__ __forceinline__ void st_relaxed_sys(uint64_t* address, uint64_t value
 __device__ __forceinline__ void red_relaxed_gpu_add(uint32_t* address, uint32_t value) {
   asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
+// Of fp32: subnormal numbers count as zero.
+__device__ __forceinline__ void red_relaxed_gpu_add(float* address, float value) {
+  asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(address), "f"(value) : "memory");
+}
+// Four, 16-byte aligned; `values` are the bits.
+__device__ __forceinline__ void red_relaxed_gpu_add_v4(float* address, const uint4& values) {
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address),
+               "f"(__uint_as_float(values.x)), "f"(__uint_as_float(values.y)), "f"(__uint_as_float(values.z)),
+               "f"(__uint_as_float(values.w))
+               : "memory");
+}
 
 // PTX ISA: red, `.release`, `.add`
 __device__ __forceinline__ void red_release_gpu_add(uint32_t* address, uint32_t value) {

@@ -36,6 +36,16 @@ __device__ __forceinline__ void stmatrix_x4(uint32_t smem_row_address, uint32_t 
                : "memory");
 }
 
+// PTX ISA 9.7.14.5.15: ldmatrix. As stmatrix_x4.
+__device__ __forceinline__ uint4 ldmatrix_x4(uint32_t smem_row_address) {
+  uint4 r;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w)
+               : "r"(smem_row_address)
+               : "memory");
+  return r;
+}
+
 // PTX ISA 9.7.14.5.17: movmatrix. Lane i has two elements of row i / 4 of an 8 x 8 matrix, and gets two of its
 // transpose's.
 __device__ __forceinline__ uint32_t movmatrix_trans(uint32_t pair) {
@@ -47,6 +57,12 @@ __device__ __forceinline__ uint32_t movmatrix_trans(uint32_t pair) {
 // PTX ISA 9.7.9.12: st, `.shared` and `.v2`
 __device__ __forceinline__ void st_shared_v2(uint32_t smem_address, float x, float y) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(smem_address), "f"(x), "f"(y) : "memory");
+}
+
+__device__ __forceinline__ void st_shared_v4(uint32_t smem_address, const uint4& value) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(smem_address), "r"(value.x), "r"(value.y),
+               "r"(value.z), "r"(value.w)
+               : "memory");
 }
 
 // PTX ISA 9.7.9.8: ld, `.shared` and `.v4`

@@ -2,8 +2,10 @@
 // The plain product against cublasLt (the fastest of the heuristic's first proposals), bf16, interleaved,
 // random data, rotating buffers. Two modes: isolated launches behind a short spin, and batches back to back.
 // Medians.
-//   gemm_bench [--set large|layers|small|all] [--sweep] [--layout kn|nk|both] [m n k ...]
-// --sweep times every plan instead of the chosen one: what the plan's model is fitted to.
+//   gemm_bench [--set large|layers|small|all] [--sweep] [--layout kn|nk|both|tn] [--fp32] [--accumulate] [m n k
+//   ...]
+// --sweep times every plan instead of the chosen one: what the plan's model is fitted to. tn: A is transposed,
+// as for the gradient of a weight. --fp32: C is. --accumulate: C is added to.
 #include <cublasLt.h>
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -40,11 +42,18 @@ constexpr int NUM_PAIRS = 21;
 
 struct Problem {
   int64_t m, n, k;
-  bool b_transposed;
+  bool a_transposed = false, b_transposed = false, is_fp32 = false, accumulate = false;
+
+  // As at the head of a sweep's lines.
+  std::string kind() const {
+    const std::string layout = a_transposed ? "TN" : b_transposed ? "NK" : "KN";
+    return layout + (accumulate ? "+" : is_fp32 ? "=" : "") + (is_fp32 ? "fp32" : accumulate ? "bf16" : "");
+  }
 };
 
 struct Operands {
-  __nv_bfloat16 *a, *b, *c;
+  __nv_bfloat16 *a, *b;
+  void* c;
 };
 
 __global__ void fill(__nv_bfloat16* p, int64_t n, uint64_t seed) {
@@ -138,14 +147,19 @@ class CublasProduct {
  public:
   CublasProduct(cublasLtHandle_t handle, const Problem& p, void* workspace)
       : handle_(handle), workspace_(workspace) {
+    const cublasOperation_t transpose_a = p.a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasOperation_t transpose_b = p.b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+    adds_ = p.accumulate ? 1 : 0;
     CHECK(cublasLtMatmulDescCreate(&product_, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     CHECK(cublasLtMatmulDescSetAttribute(product_, CUBLASLT_MATMUL_DESC_TRANSA, &transpose_b,
                                          sizeof transpose_b));
+    CHECK(cublasLtMatmulDescSetAttribute(product_, CUBLASLT_MATMUL_DESC_TRANSB, &transpose_a,
+                                         sizeof transpose_a));
     CHECK(p.b_transposed ? cublasLtMatrixLayoutCreate(&b_, CUDA_R_16BF, p.k, p.n, p.k)
                          : cublasLtMatrixLayoutCreate(&b_, CUDA_R_16BF, p.n, p.k, p.n));
-    CHECK(cublasLtMatrixLayoutCreate(&a_, CUDA_R_16BF, p.k, p.m, p.k));
-    CHECK(cublasLtMatrixLayoutCreate(&c_, CUDA_R_16BF, p.n, p.m, p.n));
+    CHECK(p.a_transposed ? cublasLtMatrixLayoutCreate(&a_, CUDA_R_16BF, p.m, p.k, p.m)
+                         : cublasLtMatrixLayoutCreate(&a_, CUDA_R_16BF, p.k, p.m, p.k));
+    CHECK(cublasLtMatrixLayoutCreate(&c_, p.is_fp32 ? CUDA_R_32F : CUDA_R_16BF, p.n, p.m, p.n));
     cublasLtMatmulPreference_t preference;
     CHECK(cublasLtMatmulPreferenceCreate(&preference));
     CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
@@ -162,14 +176,15 @@ class CublasProduct {
   }
   int num_proposals() const { return num_proposals_; }
   void launch(int proposal, const Operands& o, cudaStream_t stream) const {
-    const float one = 1, zero = 0;
-    CHECK(cublasLtMatmul(handle_, product_, &one, o.b, b_, o.a, a_, &zero, o.c, c_, o.c, c_,
+    const float one = 1;
+    CHECK(cublasLtMatmul(handle_, product_, &one, o.b, b_, o.a, a_, &adds_, o.c, c_, o.c, c_,
                          &proposals_[proposal].algo, workspace_, CUBLAS_WORKSPACE_BYTES, stream));
   }
 
  private:
   cublasLtHandle_t handle_;
   void* workspace_;
+  float adds_;
   cublasLtMatmulDesc_t product_;
   cublasLtMatrixLayout_t a_, b_, c_;
   cublasLtMatmulHeuristicResult_t proposals_[NUM_PROPOSALS];
@@ -223,7 +238,7 @@ class Bench {
     std::printf(
         "%6ld %6ld %6ld %s | %7.2f us %5.0f %5.0f %6.3f | %7.2f us %5.0f %5.0f %6.3f | %4.0f MHz %3.0f W | "
         "%dx%d%s s%d sk%d w%d\n",
-        p.m, p.n, p.k, p.b_transposed ? "NK" : "KN", us / tflops[1][0], tflops[1][0], tflops[1][1], ratio[1],
+        p.m, p.n, p.k, p.kind().c_str(), us / tflops[1][0], tflops[1][0], tflops[1][1], ratio[1],
         us / tflops[0][0], tflops[0][0], tflops[0][1], ratio[0], mhz, watts, plan.block_m, plan.block_n,
         mk::gemm_plan_kind(plan).c_str(), plan.num_split_ctas, plan.num_streamk_tiles, plan.num_workers);
     std::fflush(stdout);
@@ -238,10 +253,10 @@ class Bench {
     std::vector<mk::GemmPlan> plans;
     plans.push_back(mk::gemm_plan(shape_of(p), num_sms_, limits_));
     for (const mk::GemmTile& tile : mk::GEMM_TILES) add_plans(p, tile, &plans);
-    if (p.m > 128) {
+    if (p.m > 128 && !p.a_transposed) {
       for (const mk::GemmSwappedTile& tile : mk::GEMM_SWAPPED_TILES) add_swapped_plans(p, tile, &plans);
     }
-    if (p.m > 64) {
+    if (p.m > 64 && !p.a_transposed) {
       for (const mk::GemmSwappedTile& tile : mk::GEMM_SWAPPED_TILES) {
         for (const int split : {1, 2, 3, 4}) {
           const mk::GemmPlan plan = mk::gemm_swapped_cluster_plan_with(shape_of(p), tile, split);
@@ -254,7 +269,7 @@ class Bench {
     for (const mk::GemmTile& tile : mk::GEMM_SPLIT_TILES) {
       for (int split = 2; split <= mk::MAX_SPLIT_CTAS; ++split) {
         const mk::GemmPlan plan = mk::gemm_split_plan_with(shape_of(p), tile, split);
-        if (plan.num_workers <= limits_.at_a_time[split] && p.k / split >= 256 &&
+        if (!p.a_transposed && plan.num_workers <= limits_.at_a_time[split] && p.k / split >= 256 &&
             (p.m > 64 || tile.block_m == 64))
           plans.push_back(plan);
       }
@@ -262,12 +277,12 @@ class Bench {
     for (const mk::GemmTile& tile : mk::GEMM_PAIR_TILES) {
       for (const int split : {1, 2}) {
         const mk::GemmPlan plan = mk::gemm_pair_plan_with(shape_of(p), tile, split);
-        if (p.m > 128 && plan.num_workers <= limits_.at_a_time[2 * split] && p.k / split >= 256 &&
-            (split == 1 || tile.block_n % mk::SPLIT_CHUNK_COLUMNS == 0))
+        if (p.m > 128 && !p.a_transposed && plan.num_workers <= limits_.at_a_time[2 * split] &&
+            p.k / split >= 256 && (split == 1 || tile.block_n % mk::SPLIT_CHUNK_COLUMNS == 0))
           plans.push_back(plan);
       }
     }
-    std::printf("%ld %ld %ld %s: cublas %.2f us\n", p.m, p.n, p.k, p.b_transposed ? "NK" : "KN",
+    std::printf("%ld %ld %ld %s: cublas %.2f us\n", p.m, p.n, p.k, p.kind().c_str(),
                 time_us(theirs, false, batch));
     for (size_t i = 0; i < plans.size(); ++i) {
       const auto ours = [&](int idx) { launch_ours(p, plans[i], idx); };
@@ -295,14 +310,17 @@ class Bench {
     shape.m = p.m;
     shape.n = p.n;
     shape.k = p.k;
+    shape.a_transposed = p.a_transposed;
     shape.b_transposed = p.b_transposed;
+    shape.out_type = p.is_fp32 ? mk::GemmType::fp32 : mk::GemmType::bf16;
+    shape.accumulate = p.accumulate;
     return shape;
   }
 
   // As many sets as make up five times the L2, so that no launch finds its inputs there.
   void place_operands(const Problem& p) {
     const auto padded = [](int64_t elements) { return (elements + 127) / 128 * 128; };
-    const int64_t elements = padded(p.m * p.k) + padded(p.k * p.n) + padded(p.m * p.n);
+    const int64_t elements = padded(p.m * p.k) + padded(p.k * p.n) + padded(p.m * p.n) * (p.is_fp32 ? 2 : 1);
     const int64_t num_sets = std::clamp<int64_t>((int64_t{256} << 20) / (2 * elements) + 1, 2, 200);
     operands_.clear();
     auto* at = static_cast<__nv_bfloat16*>(pool_);
@@ -321,7 +339,7 @@ class Bench {
     mk::GemmArguments g;
     g.shape = shape_of(p);
     g.a = o.a;
-    g.lda = p.k;
+    g.lda = p.a_transposed ? p.m : p.k;
     g.b = o.b;
     g.ldb = p.b_transposed ? p.k : p.n;
     g.c = o.c;
@@ -409,16 +427,16 @@ std::vector<Problem> problems_of(const std::string& set) {
   if (set == "large" || set == "all") {
     const int64_t sizes[][3] = {
         {4096, 4096, 4096}, {8192, 8192, 8192}, {16384, 16384, 4096}, {8192, 28672, 8192}};
-    for (const auto& size : sizes) problems.push_back({size[0], size[1], size[2], false});
+    for (const auto& size : sizes) problems.push_back({size[0], size[1], size[2]});
   }
   // Llama-3-70B on 4 ranks: qkv, o_proj, gate_up, down.
   const int64_t layers[][2] = {{2560, 8192}, {8192, 2048}, {14336, 8192}, {8192, 7168}};
   for (const auto& layer : layers) {
     if (set == "layers" || set == "all") {
-      for (const int64_t m : {1024, 2048, 4096, 8192}) problems.push_back({m, layer[0], layer[1], false});
+      for (const int64_t m : {1024, 2048, 4096, 8192}) problems.push_back({m, layer[0], layer[1]});
     }
     if (set == "small" || set == "all") {
-      for (const int64_t m : {16, 32, 64, 128, 256, 512}) problems.push_back({m, layer[0], layer[1], false});
+      for (const int64_t m : {16, 32, 64, 128, 256, 512}) problems.push_back({m, layer[0], layer[1]});
     }
   }
   return problems;
@@ -428,7 +446,7 @@ std::vector<Problem> problems_of(const std::string& set) {
 
 int main(int argc, char** argv) {
   std::string set = "large", layout = "both";
-  bool sweep = false;
+  bool sweep = false, is_fp32 = false, accumulate = false;
   std::vector<Problem> problems;
   for (int i = 1; i < argc; ++i) {
     const std::string argument = argv[i];
@@ -438,12 +456,17 @@ int main(int argc, char** argv) {
       layout = argv[++i];
     } else if (argument == "--sweep") {
       sweep = true;
+    } else if (argument == "--fp32") {
+      is_fp32 = true;
+    } else if (argument == "--accumulate") {
+      accumulate = true;
     } else if (i + 2 < argc && std::atoll(argv[i]) > 0) {
-      problems.push_back({std::atoll(argv[i]), std::atoll(argv[i + 1]), std::atoll(argv[i + 2]), false});
+      problems.push_back({std::atoll(argv[i]), std::atoll(argv[i + 1]), std::atoll(argv[i + 2])});
       i += 2;
     } else {
       std::printf(
-          "usage: gemm_bench [--set large|layers|small|all] [--sweep] [--layout kn|nk|both] [m n k ...]\n");
+          "usage: gemm_bench [--set large|layers|small|all] [--sweep] [--layout kn|nk|both|tn] [--fp32] "
+          "[--accumulate] [m n k ...]\n");
       return 2;
     }
   }
@@ -455,9 +478,12 @@ int main(int argc, char** argv) {
         "plan\n");
   }
   for (Problem p : problems) {
-    for (const bool b_transposed : {false, true}) {
-      if (layout != "both" && layout != (b_transposed ? "nk" : "kn")) continue;
-      p.b_transposed = b_transposed;
+    p.is_fp32 = is_fp32;
+    p.accumulate = accumulate;
+    for (const char* of : {"kn", "nk", "tn"}) {
+      if (layout != of && (layout != "both" || of == std::string("tn"))) continue;
+      p.a_transposed = of == std::string("tn");
+      p.b_transposed = of == std::string("nk");
       if (sweep) {
         bench.sweep(p);
       } else {

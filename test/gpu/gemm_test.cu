@@ -33,7 +33,6 @@ void check(cudaError_t error, const char* what) {
 
 struct Case {
   GemmShape shape;
-  bool accumulate = false;
   bool bias = false;
   GemmType bias_type = GemmType::fp32;
   int ld_pad = 8;    // of A and B: elements past the row, filled with NaN
@@ -97,7 +96,7 @@ __global__ void reference(Operands o, double* out) {
     const double b = load(g.b, s.in_type, s.b_transposed ? n * g.ldb + k : k * g.ldb + n);
     sum += a * b;
   }
-  if (g.accumulate) sum += load(o.c_before, s.out_type, m * g.ldc + n);
+  if (s.accumulate) sum += load(o.c_before, s.out_type, m * g.ldc + n);
   if (g.bias != nullptr) sum += load(g.bias, g.bias_type, n);
   out[idx] = sum;
 }
@@ -148,6 +147,17 @@ __global__ void count_different(const uint8_t* x, const uint8_t* y, int64_t num_
   if (idx < num_bytes && x[idx] != y[idx]) atomicAdd(count, 1ull);
 }
 
+// A matrix by which rows are rotated by a column.
+__global__ void fill_rotation(__nv_bfloat16* b, int64_t n) {
+  const int64_t idx = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
+  if (idx < n * n) b[idx] = __float2bfloat16_rn(idx % n == (idx / n + 1) % n ? 1.0f : 0.0f);
+}
+__global__ void count_not_rotated(const uint16_t* before, const uint16_t* after, int64_t m, int64_t n,
+                                  int64_t by, unsigned long long* count) {
+  const int64_t idx = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
+  if (idx < m * n && after[idx] != before[idx / n * n + (idx % n + n - by % n) % n]) atomicAdd(count, 1ull);
+}
+
 // At least one: an empty grid is an error.
 unsigned blocks(int64_t n) { return static_cast<unsigned>(std::max<int64_t>((n + 255) / 256, 1)); }
 
@@ -174,10 +184,10 @@ std::string describe(const Case& test, const GemmPlan& plan, bool integers) {
                 "workers %d",
                 static_cast<long long>(s.m), static_cast<long long>(s.n), static_cast<long long>(s.k),
                 type_name(s.in_type), type_name(s.out_type), s.a_transposed ? "A^T " : "",
-                s.b_transposed ? "B[N,K] " : "B[K,N] ", test.accumulate ? "acc " : "", test.bias ? "bias " : "",
-                integers ? "exact" : "random", test.ld_pad, test.c_pad, test.c_offset, plan.block_m,
-                plan.block_n, mk::gemm_plan_kind(plan).c_str(), plan.num_split_ctas, plan.num_streamk_tiles,
-                plan.num_workers);
+                s.b_transposed ? "B[N,K] " : "B[K,N] ", test.shape.accumulate ? "acc " : "",
+                test.bias ? "bias " : "", integers ? "exact" : "random", test.ld_pad, test.c_pad, test.c_offset,
+                plan.block_m, plan.block_n, mk::gemm_plan_kind(plan).c_str(), plan.num_split_ctas,
+                plan.num_streamk_tiles, plan.num_workers);
   return text;
 }
 
@@ -206,14 +216,13 @@ void run_case(const Case& test, const std::vector<PlanChoice>& choices, bool int
   fill<<<blocks(a_rows * a_columns), 256>>>(a.p, s.in_type, a_rows, a_columns, g.lda, seed, integers);
   fill<<<blocks(b_rows * b_columns), 256>>>(b.p, s.in_type, b_rows, b_columns, g.ldb, seed + 1, integers);
   fill<<<blocks(s.n), 256>>>(bias.p, test.bias_type, 1, s.n, s.n, seed + 2, integers);
-  if (test.accumulate) {
+  if (test.shape.accumulate) {
     fill<<<blocks(s.m * s.n), 256>>>(static_cast<char*>(before.p) + c_begin, s.out_type, s.m, s.n, g.ldc,
                                      seed + 3, integers);
   }
   g.a = a.p;
   g.b = b.p;
   g.c = static_cast<char*>(c.p) + c_begin;
-  g.accumulate = test.accumulate;
   g.bias = test.bias ? bias.p : nullptr;
   g.bias_type = test.bias_type;
   reference<<<blocks(s.m * s.n), 256>>>({g, static_cast<char*>(before.p) + c_begin},
@@ -332,7 +341,7 @@ void test_layouts_and_types(const std::vector<PlanChoice>& plans) {
         for (int extras = 0; extras < 4; ++extras) {
           Case test;
           test.shape = {333, 520, 712, in, out, layout == 2, layout == 1};
-          test.accumulate = extras & 1;
+          test.shape.accumulate = extras & 1;
           test.bias = extras & 2;
           test.bias_type = extras == 3 ? in : GemmType::fp32;
           run_case(test, plans, true, 1, seed += 10);
@@ -358,8 +367,12 @@ void test_sizes(const std::vector<PlanChoice>& plans) {
       // Rows of C that TMA can store (or cannot, with an odd n), tight or padded.
       test.c_pad = layout == 0 ? static_cast<int>(round_up_8(size[1]) - size[1]) : layout * 8;
       test.bias = layout == 1;
-      test.accumulate = layout == 2;
+      test.shape.accumulate = layout == 2;
       run_case(test, plans, true, 1, seed += 10);
+      if (layout == 1) {
+        test.shape.accumulate = true;
+        run_case(test, plans, true, 1, seed += 10);
+      }
       test.shape.in_type = GemmType::fp16;
       test.ld_pad = 0;
       test.c_offset = 1;
@@ -464,6 +477,65 @@ void test_arguments_and_graph() {
   cudaStreamDestroy(stream);
 }
 
+// Each product reads what the one before has written, and writes what that one has read, while its CTAs may
+// already be there: with all plans in turn, in a stream and in a graph.
+void test_chain(const std::vector<PlanChoice>& plans) {
+  constexpr int64_t M = 520, N = 512;
+  constexpr int NUM_ROUNDS = 20;
+  const int num_products = 2 * static_cast<int>(plans.size());
+  GemmArguments g;
+  g.shape = {M, N, N};
+  g.lda = g.ldb = g.ldc = N;
+  Buffer first(M * N * 2), a(M * N * 2), c(M * N * 2), b(N * N * 2),
+      workspace(mk::gemm_max_workspace_bytes(num_sms));
+  Buffer difference(sizeof(Difference));
+  CHECK(cudaMemset(workspace.p, 0, workspace.num_bytes));
+  fill<<<blocks(M * N), 256>>>(first.p, GemmType::bf16, M, N, N, 91, true);
+  fill_rotation<<<blocks(N * N), 256>>>(static_cast<__nv_bfloat16*>(b.p), N);
+  CHECK(cudaMemcpy(a.p, first.p, M * N * 2, cudaMemcpyDeviceToDevice));
+  CHECK(cudaMemset(difference.p, 0, sizeof(Difference)));
+  g.b = b.p;
+  g.workspace = workspace.p;
+  cudaStream_t stream;
+  CHECK(cudaStreamCreate(&stream));
+  const auto enqueue = [&] {
+    for (int i = 0; i < num_products; ++i) {
+      g.a = i % 2 == 0 ? a.p : c.p;
+      g.c = i % 2 == 0 ? c.p : a.p;
+      CHECK(mk::gemm_launch(g, plans[i % plans.size()](g.shape), stream));
+    }
+  };
+  int64_t rotated = 0;
+  const auto check_all = [&](const char* what) {
+    auto* count = &static_cast<Difference*>(difference.p)->num_different;
+    count_not_rotated<<<blocks(M * N), 256, 0, stream>>>(static_cast<uint16_t*>(first.p),
+                                                         static_cast<uint16_t*>(a.p), M, N, rotated, count);
+    CHECK(cudaStreamSynchronize(stream));
+    Difference d;
+    CHECK(cudaMemcpy(&d, difference.p, sizeof d, cudaMemcpyDeviceToHost));
+    expect(d.num_different == 0, what);
+  };
+  for (int round = 0; round < NUM_ROUNDS; ++round) {
+    enqueue();
+    rotated += num_products;
+    check_all("a product reads what the one before it in the stream has written");
+  }
+  cudaGraph_t graph;
+  cudaGraphExec_t instance;
+  CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+  enqueue();
+  CHECK(cudaStreamEndCapture(stream, &graph));
+  CHECK(cudaGraphInstantiate(&instance, graph, 0));
+  for (int round = 0; round < NUM_ROUNDS; ++round) {
+    CHECK(cudaGraphLaunch(instance, stream));
+    rotated += num_products;
+    check_all("a product reads what the one before it in the graph has written");
+  }
+  cudaGraphExecDestroy(instance);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+}
+
 }  // namespace
 
 int main() {
@@ -477,6 +549,7 @@ int main() {
   CHECK(mk::gemm_cluster_limits(&limits));
   const std::vector<PlanChoice> plans = all_plans();
   test_arguments_and_graph();
+  test_chain(plans);
   test_sizes(plans);
   test_layouts_and_types(plans);
   test_many_tiles_a_cta();

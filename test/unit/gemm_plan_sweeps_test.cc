@@ -44,11 +44,15 @@ struct Sweep {
 
 bool read_shape(const std::string& line, GemmShape* shape) {
   long m = 0, n = 0, k = 0;
-  char layout = 0;
-  if (std::sscanf(line.c_str(), "%ld %ld %ld %c", &m, &n, &k, &layout) != 4) return false;
+  char kind[16] = {};  // Problem::kind() of gemm_bench
+  if (std::sscanf(line.c_str(), "%ld %ld %ld %15[^: ]", &m, &n, &k, kind) != 4) return false;
+  const std::string text = kind;
   *shape = {};
   shape->m = m, shape->n = n, shape->k = k;
-  shape->b_transposed = layout == 'N';
+  shape->a_transposed = text.starts_with("TN");
+  shape->b_transposed = text.starts_with("NK");
+  shape->out_type = text.ends_with("fp32") ? GemmType::fp32 : GemmType::bf16;
+  shape->accumulate = text.find('+') != std::string::npos;
   return true;
 }
 
@@ -92,8 +96,11 @@ bool check(const char* path, double allowed) {
     }
     std::printf("%5ld %5ld %5ld %s  %3dx%-3d%-5s s%d sk%-3d  ", static_cast<long>(sweep.shape.m),
                 static_cast<long>(sweep.shape.n), static_cast<long>(sweep.shape.k),
-                sweep.shape.b_transposed ? "NK" : "KN", chosen.block_m, chosen.block_n,
-                gemm_plan_kind(chosen).c_str(), chosen.num_split_ctas, chosen.num_streamk_tiles);
+                sweep.shape.a_transposed   ? "TN"
+                : sweep.shape.b_transposed ? "NK"
+                                           : "KN",
+                chosen.block_m, chosen.block_n, gemm_plan_kind(chosen).c_str(), chosen.num_split_ctas,
+                chosen.num_streamk_tiles);
     if (chosen_us == 0) {
       std::printf("no time, best %.1f us\n", best_us);
       continue;

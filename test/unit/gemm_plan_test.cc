@@ -139,6 +139,27 @@ TEST_CASE("no launch leaves partial tiles where another has its flags") {
   }
 }
 
+TEST_CASE("what a tile's stores take longer of an output that is fp32 or added to is counted") {
+  GemmShape shape = shape_of(3584, 8192, 1024);
+  shape.a_transposed = true;
+  const GemmPlan bf16 = gemm_plan(shape, NUM_SMS, H200);
+  CHECK(gemm_plan_exposed_us(shape, bf16) == 0);
+  double least = 0;
+  for (const bool accumulate : {false, true}) {
+    shape.out_type = accumulate ? GemmType::bf16 : GemmType::fp32;
+    shape.accumulate = accumulate;
+    CHECK(gemm_plan_exposed_us(shape, bf16) > least);
+    least = gemm_plan_exposed_us(shape, bf16);
+  }
+  shape.out_type = GemmType::fp32;
+  CHECK(gemm_plan_exposed_us(shape, bf16) > least);
+  // The other warpgroup multiplies while one's fp32 sums go to the L2; with many k-steps that is not worth it.
+  CHECK_FALSE(bf16.ping_pong);
+  CHECK(gemm_plan(shape, NUM_SMS, H200).ping_pong);
+  shape.k = 4096;
+  CHECK_FALSE(gemm_plan(shape, NUM_SMS, H200).ping_pong);
+}
+
 TEST_CASE("where a row or a few of tiles leave others half empty, operands are in each other's place") {
   const GemmShape few = shape_of(150, 28672, 8192);
   const GemmPlan plan = gemm_plan(few, NUM_SMS, H200);

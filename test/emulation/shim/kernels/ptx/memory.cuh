@@ -40,6 +40,11 @@ inline void st_relaxed_sys_v2(uint64_t* address, uint64_t first, uint64_t second
 inline uint64_t atom_relaxed_gpu_add(uint64_t* address, uint64_t value) { return atomicAdd(address, value); }
 inline uint32_t atom_relaxed_gpu_add(uint32_t* address, uint32_t value) { return atomicAdd(address, value); }
 inline void red_relaxed_gpu_add(uint32_t* address, uint32_t value) { atomicAdd(address, value); }
+inline void red_relaxed_gpu_add(float* address, float value) { *address += value; }  // each by one thread
+inline void red_relaxed_gpu_add_v4(float* address, const uint4& values) {
+  const uint32_t bits[] = {values.x, values.y, values.z, values.w};
+  for (int i = 0; i < 4; ++i) address[i] += std::bit_cast<float>(bits[i]);
+}
 inline uint32_t atom_release_gpu_add(uint32_t* address, uint32_t value) {
   const uint32_t before = __atomic_fetch_add(address, value, __ATOMIC_RELEASE);
   emulation::orders::after_relaxed_load(address);

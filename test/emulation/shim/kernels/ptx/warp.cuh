@@ -21,6 +21,16 @@ inline void stmatrix_x4(uint32_t smem_row_address, uint32_t r0, uint32_t r1, uin
     std::memcpy(smem_pointer(row) + lane % 4 * 4, &values[matrix], 4);
   }
 }
+inline uint4 ldmatrix_x4(uint32_t smem_row_address) {
+  const emulation::Values rows = emulation::exchange(smem_row_address);
+  const unsigned lane = threadIdx.x % 32;
+  uint32_t values[4];
+  for (unsigned matrix = 0; matrix < 4; ++matrix) {
+    const auto row = static_cast<uint32_t>(rows.of[matrix * 8 + lane / 4]);
+    std::memcpy(&values[matrix], smem_pointer(row) + lane % 4 * 4, 4);
+  }
+  return {values[0], values[1], values[2], values[3]};
+}
 inline uint32_t movmatrix_trans(uint32_t pair) {
   const emulation::Values pairs = emulation::exchange(pair);
   const unsigned lane = threadIdx.x % 32;
@@ -35,6 +45,9 @@ inline uint32_t movmatrix_trans(uint32_t pair) {
 inline void st_shared_v2(uint32_t smem_address, float x, float y) {
   const float values[] = {x, y};
   std::memcpy(smem_pointer(smem_address), values, sizeof values);
+}
+inline void st_shared_v4(uint32_t smem_address, const uint4& value) {
+  std::memcpy(smem_pointer(smem_address), &value, sizeof value);
 }
 inline uint4 ld_shared_v4(uint32_t smem_address) {
   uint4 value;
