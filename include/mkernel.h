@@ -468,7 +468,8 @@ typedef struct mk_gemm_maxima {
  *   rank's rows, then over 64 rows of each other rank in turn, from the next one on, those of its node before those of
  *   other nodes. (There a row of X meets dY's rows of its own number and, as zeros behind a rank's last row, up to 63 more:
  *   an infinity in dY may become NaN.) With m 0, C is zero (plus C when accumulating). Gradients are usually accumulated
- *   over micro-batches: accumulate 1 with out_dtype FP32.
+ *   over micro-batches: accumulate 1 with out_dtype FP32. (On CUDA, subnormal numbers in such a C, and sums that would
+ *   be, may become 0; this is so of every operator's.)
  * Globally equal: m, k (FORWARD) or m, n (WGRAD), mode, dtype, tuning. Rank-local: the rest, n (FORWARD) or k (WGRAD)
  * included. Calls of a mode are covered by maxima of that mode. */
 typedef struct mk_allgather_gemm_args {

@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: MIT
 """Says of every loop around wgmmas in a CUDA object, library or cubin how many instructions it has, and how many of
 them are R2UR: moves of descriptors that the compiler has kept in vector registers, because it does not know that a
-warp stays together. There should be none, or two, where the product is in a hurry. Also the kernel's BRA.DIV: places
+warp stays together. There should be none, or two, where the product is in a hurry. And how many are waits for all
+wgmmas: as many as wgmmas, and it has put one behind each, for a reason that it prints as C7510 or C7514 (a role that
+was not inlined, accumulators read meanwhile). Also the kernel's BRA.DIV: places
 where it takes a warp for parted; and BRA.U.ANY: instructions of the copy engine that it loops over the threads of a
 warp, because it does not know that one runs them (ptx::elect_one()).
 
@@ -51,7 +53,7 @@ def demangled(name):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--cuobjdump", default="cuobjdump", help="of the CUDA toolkit (default: the one in PATH)")
-    parser.add_argument("--most", type=int, metavar="MOVES", help="fail if a loop has more R2UR than this")
+    parser.add_argument("--most", type=int, metavar="MOVES", help="fail if a loop has more R2UR, or is serial")
     parser.add_argument("files", nargs="+", metavar="FILE")
     arguments = parser.parse_args()
     if shutil.which(arguments.cuobjdump) is None:
@@ -68,14 +70,15 @@ def main():
                 loop = [text for _, text in instructions[first : last + 1]]
                 if len(loop) > MOST_INSTRUCTIONS:
                     continue
-                counts = [sum(word in text for text in loop) for word in ("HGMMA", "R2UR")]
+                counts = [sum(word in text for text in loop) for word in ("HGMMA", "R2UR", "DEPBAR.LE gsb0, 0x0")]
                 print(
-                    f"{len(loop)} instructions, {counts[0]} HGMMA, {counts[1]} R2UR; "
+                    f"{len(loop)} instructions, {counts[0]} HGMMA, {counts[1]} R2UR, {counts[2]} waits for all; "
                     f"{parted} BRA.DIV, {looped} BRA.U.ANY in {demangled(name)}"
                 )
-                too_many += arguments.most is not None and counts[1] > arguments.most
+                is_serial = counts[0] > 1 and counts[2] >= counts[0]
+                too_many += arguments.most is not None and (counts[1] > arguments.most or is_serial)
     if too_many > 0:
-        sys.exit(f"mainloop_sass: {too_many} loops have more than {arguments.most} R2UR")
+        sys.exit(f"mainloop_sass: {too_many} loops have more than {arguments.most} R2UR, or a wait behind each wgmma")
 
 
 if __name__ == "__main__":
