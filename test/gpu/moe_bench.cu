@@ -80,6 +80,7 @@ Pair timed(Rank& rank, mk_comm_t comm, int nranks, const Shape& shape) {
   combine.routing_bytes = routing_bytes, combine.topk_weights = static_cast<float*>(gates.data);
   combine.y = out.data, combine.tuning = &tuning;
   const auto measured = [&](const char* what, const std::function<mk_status_t()>& launch) {
+    rank.meet();  // see measure()
     require(launch(), what, comm);
     require(mk_comm_synchronize(comm, rank.stream), what, comm);
     const Times times = measure(rank, [&] { require(launch(), what, comm); });

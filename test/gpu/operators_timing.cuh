@@ -46,6 +46,8 @@ inline std::vector<double> slowest(Rank& rank, const std::vector<double>& own) {
   return result;
 }
 
+// Ranks meet before they launch. Where they share a GPU, memory that one of them has yet to free, or to copy,
+// waits for all kernels there, and a kernel for the rank.
 inline Times measure(Rank& rank, const std::function<void()>& run) {
   cudaEvent_t begin, end;
   cudaEventCreate(&begin);
