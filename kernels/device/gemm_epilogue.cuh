@@ -183,8 +183,9 @@ constexpr int NEXT_COLUMNS = LEFT * sizeof(Out) >= 128  ? 128 / sizeof(Out)
                              : LEFT * sizeof(Out) >= 64 ? 64 / sizeof(Out)
                                                         : 32 / sizeof(Out);
 
+constexpr int MAX_PASSES = 4;  // of a piece
+
 // What the output has, 16-bit, in the piece from FIRST on, as far as it lies in chunks.
-constexpr int MAX_PASSES = 4;
 template <class Out, int FIRST, int TILE_COLUMNS>
 __device__ __forceinline__ void load_piece(uint4 (&values)[MAX_PASSES], const EpilogueParams& params,
                                            uint8_t* rows, int m, int m_end, int n) {
