@@ -115,6 +115,14 @@ int plan_product(const GemmCall& call, int64_t rows, int64_t k, int nranks, int 
   return num_sms;
 }
 
+// Whose predicted_us is comparable with choose_tile()'s.
+GemmPlan plan_of_stored_tiles(const GemmShape& shape, int num_workers, const GemmTile& tile,
+                              int num_streamk_tiles) {
+  GemmPlan plan = gemm_plan_with(shape, num_workers, tile, num_streamk_tiles);
+  plan.predicted_us += gemm_plan_exposed_us(shape, plan);
+  return plan;
+}
+
 // CTAs that have pushed compute what is left, from the round of tiles on in which they are expected to be
 // through: too late rather than too early, for the tiles of one that comes late are the last. It is, where
 // products are so long that clocks fall below the model's.
@@ -132,13 +140,14 @@ void choose_late_workers(const GemmCall& call, int64_t rows, int64_t k, double b
   shape.k = k;
   shape.in_type = gemm_type(call.dtype);
   shape.out_type = gemm_type(call.out_dtype);
+  shape.accumulate = call.accumulate;
   shape.b_transposed = call.mode == MK_ALLGATHER_FORWARD && call.b_layout == MK_LAYOUT_NK;
   const int num_late = to.plan.copy_ctas;
   const int num_workers = num_early + num_late;
   const auto num_tiles = gemm_plan_num_tiles(shape, to.gemm);
   if (num_late == 0 || bytes == 0 || call.tuning.compute_ctas > 0 || num_tiles == 0) return;
   if (num_tiles > int64_t{MOST_ROUNDS} * num_workers) return;
-  const GemmPlan whole = gemm_plan_with(shape, num_workers, tile, -1);
+  const GemmPlan whole = plan_of_stored_tiles(shape, num_workers, tile, -1);
   const double round_us = whole.predicted_us / static_cast<double>(ceil_div(num_tiles, num_workers));
   const double push_us = bytes / PUSH_BYTES_PER_US_OF_CTA / num_late;
   const auto first = static_cast<int>(std::ceil(push_us / round_us));
@@ -149,7 +158,7 @@ void choose_late_workers(const GemmCall& call, int64_t rows, int64_t k, double b
     if (late_tile + num_workers > num_tiles) return;
     const auto rest = static_cast<int>((num_tiles - late_tile) % num_workers);
     const double whole_us = round_us * static_cast<double>(rounds + (num_tiles - late_tile) / num_workers);
-    const GemmPlan cut = gemm_plan_with(shape, num_workers, tile, cuts && rest > 0 ? rest : -1);
+    const GemmPlan cut = plan_of_stored_tiles(shape, num_workers, tile, cuts && rest > 0 ? rest : -1);
     const double cut_us = cut.predicted_us * (tile.ping_pong ? PING_PONG_CUT_FACTOR : 1.0) -
                           round_us * static_cast<double>(ceil_div(num_tiles - rest, num_workers));
     const bool is_cut = cut.num_streamk_tiles > 0 && cut.num_workers == num_workers && cut_us < round_us;
@@ -249,6 +258,7 @@ bool plan_clusters(const GemmCall& call, int num_sms, const GemmClusterLimits& l
   shape.k = call.k;
   shape.in_type = gemm_type(call.dtype);
   shape.out_type = gemm_type(call.out_dtype);
+  shape.accumulate = call.accumulate;
   shape.b_transposed = call.b_layout == MK_LAYOUT_NK;
   const auto may_be = [&](const GemmPlan& plan) {
     const bool may_take_it = plan.is_swapped ? call.tuning.tile_m <= 0 && call.tuning.tile_n <= 0
@@ -278,7 +288,7 @@ bool plan_clusters(const GemmCall& call, int num_sms, const GemmClusterLimits& l
   // Measured with swapped tiles the model's times are right as they are.
   const bool waits = call.m > MAX_MERGED_ROWS && best.in_clusters() && !best.is_swapped;
   const double other_us = other.predicted_us + (waits ? WAIT_OF_MERGED_US : 0);
-  if (other.block_m > 0 && other_us < best.predicted_us) return false;
+  if (other.block_m > 0 && other_us < best.predicted_us + gemm_plan_exposed_us(shape, best)) return false;
   to.gemm = best;
   to.merged = true;
   to.num_owners = 1;

@@ -54,11 +54,10 @@ __device__ __forceinline__ uint32_t movmatrix_trans(uint32_t pair) {
   return transposed;
 }
 
-// PTX ISA 9.7.9.12: st, `.shared` and `.v2`
+// PTX ISA 9.7.9.12: st, `.shared`, of `.v2` and `.v4`
 __device__ __forceinline__ void st_shared_v2(uint32_t smem_address, float x, float y) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(smem_address), "f"(x), "f"(y) : "memory");
 }
-
 __device__ __forceinline__ void st_shared_v4(uint32_t smem_address, const uint4& value) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(smem_address), "r"(value.x), "r"(value.y),
                "r"(value.z), "r"(value.w)

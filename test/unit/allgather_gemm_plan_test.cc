@@ -139,6 +139,18 @@ TEST_CASE("CTAs that have pushed compute, where the product goes on for long aft
   CHECK(plan_of(tuned, 0, 2).num_late == 0);
 }
 
+TEST_CASE("that stores take longer is no reason for CTAs that have pushed to compute") {
+  GemmCall call = make_call(MK_OPERATOR_ALLGATHER_GEMM, 4096, 8192, 3584);
+  const RankGemmPlan bf16 = plan_of(call, 0, 2);
+  CHECK(bf16.plan.copy_ctas > 0);
+  CHECK(bf16.num_late == 0);
+  for (const bool accumulate : {false, true}) {
+    call.out_dtype = MK_DTYPE_FP32;
+    call.accumulate = accumulate;
+    CHECK(plan_of(call, 0, 2).num_late == 0);
+  }
+}
+
 TEST_CASE("more CTAs push where the last wave's tiles are then cut into fewer pieces") {
   const GemmCall call = make_call(MK_OPERATOR_ALLGATHER_GEMM, 12288, 2304, 4096);
   const RankGemmPlan plan = plan_of(call, 0, 4);
