@@ -42,10 +42,20 @@ counted() {
   [ $(($(packets) - before)) -ge 10 ]
 }
 
+# written COMMAND...: 100 writes of 64 KiB, of which every packet has to go. perftest reports their rate only where it finds
+# the processor's clock to be steady, which the clock of an emulated processor on a busy machine is not: no failure of a write.
+written() {
+  before=$(packets)
+  pair "$@" >/tmp/written 2>&1 || grep -q "Can't produce a report" /tmp/written || { cat /tmp/written; return 1; }
+  echo "$(($(packets) - before)) packets"
+  [ $(($(packets) - before)) -ge $((100 * 65536 / 1024)) ]
+}
+
 case ${1:-} in
   load) load_driver; exit ;;
   pair) shift; pair "$@"; exit ;;
   counted) shift; counted "$@"; exit ;;
+  written) shift; written "$@"; exit ;;
 esac
 
 /bin/busybox --install -s /sbin
@@ -59,7 +69,7 @@ ulimit -l unlimited
 step "soft-RoCE is up" 20 /init load
 step "ibv_devinfo sees an active port" 10 sh -c 'ibv_devinfo -d rxe0 | grep PORT_ACTIVE'
 step "ibv_rc_pingpong, 100 messages" 30 /init pair ibv_rc_pingpong -e -d rxe0 -g 1 -n 100
-step "ib_write_bw" 30 /init pair ib_write_bw -d rxe0 -x 1 -s 65536 -n 100
+step "ib_write_bw" 30 /init written ib_write_bw -d rxe0 -x 1 -s 65536 -n 100
 
 export MK_TRANSPORT=rc MK_TEST_BACKENDS=rc MK_SOCKET_IFNAME=dummy0
 step "GEMM operators, two nodes" 60 /init counted /mk/test/rxe_vm/rxe_two_nodes --launches 24
