@@ -39,9 +39,9 @@ __device__ __forceinline__ void await_near(const TileFeed& feed, uint32_t ordina
 
 // The producer and the consumers.
 __device__ __forceinline__ int next_tile(const TileFeed& feed, uint32_t ordinal) {
-  const auto* word = static_cast<const volatile uint64_t*>(&feed.tiles[ordinal % TileFeed::DEPTH]);
-  uint64_t seen = *word;
-  while (seen >> 32 != ordinal + 1) seen = *word;
+  const uint64_t* word = &feed.tiles[ordinal % TileFeed::DEPTH];
+  uint64_t seen = ptx::ld_volatile(word);
+  while (seen >> 32 != ordinal + 1) seen = ptx::ld_volatile(word);
   return static_cast<int>(seen & UINT32_MAX);
 }
 // The producer, near the end of its `ordinal`-th tile.

@@ -52,6 +52,12 @@ __device__ __forceinline__ uint64_t ld_relaxed_sys(const uint64_t* address) {
   return value;
 }
 
+// PTX ISA: ld, `.volatile`: relaxed, of shared memory, too
+template <class Word>
+__device__ __forceinline__ Word ld_volatile(const Word* address) {
+  return *static_cast<const volatile Word*>(address);
+}
+
 // PTX ISA: st, `.release`
 __device__ __forceinline__ void st_release_gpu(uint32_t* address, uint32_t value) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");

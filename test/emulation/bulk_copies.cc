@@ -1,17 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include "bulk_copies.h"
 
-#include <array>
 #include <cstring>
 
-#include "warps.h"
-
 namespace emulation {
-
-BulkCopies& bulk_copies() {
-  thread_local std::array<BulkCopies, 32> of_lanes;
-  return of_lanes[thread_idx().x % 32];
-}
 
 void BulkCopies::load(void* to, const void* from, size_t num_bytes, const uint64_t* barrier) {
   loads_.push_back(ask(to, from, num_bytes));

@@ -18,21 +18,30 @@ void AnnotateIgnoreReadsEnd(const char* file, int line);
 namespace emulation::orders {
 namespace {
 
-thread_local Warp* this_warp = nullptr;
+thread_local void* caller = nullptr;
 
 unsigned this_lane() { return thread_idx().x % 32; }
 
 }  // namespace
 
-Warp::Warp() : fibers_{__tsan_create_fiber(0), __tsan_create_fiber(0)} {}
+Warp::Warp() : self_(__tsan_create_fiber(0)), fibers_{__tsan_create_fiber(0), __tsan_create_fiber(0)} {}
 Warp::~Warp() {
+  __tsan_destroy_fiber(self_);
   for (void* fiber : fibers_) __tsan_destroy_fiber(fiber);
 }
 
-void Warp::begin() {
-  lanes_ = {};
-  this_warp = this;
+__attribute__((noinline, no_sanitize("thread"))) void Warp::switch_to() {
+  __tsan_switch_to_fiber(self_, __tsan_switch_to_fiber_no_sync);
 }
+__attribute__((noinline, no_sanitize("thread"))) void Warp::leave_caller() {
+  caller = __tsan_get_current_fiber();
+}
+__attribute__((noinline, no_sanitize("thread"))) void Warp::switch_to_caller() {
+  __tsan_switch_to_fiber(caller, __tsan_switch_to_fiber_no_sync);
+}
+
+void release(void* word) { __tsan_release(word); }
+void acquire(void* word) { __tsan_acquire(word); }
 
 // Between the switches nothing may touch memory that ThreadSanitizer sees.
 template <void CALL(void*)>
@@ -64,42 +73,31 @@ void Warp::fence(unsigned lane, Scope scope) {
 }
 
 void before_relaxed_store(void* word) {
-  if (this_warp != nullptr) this_warp->before_store(this_lane(), Scope::any, word);
+  if (Warp* const warp = this_warp()) warp->before_store(this_lane(), Scope::any, word);
 }
 void after_relaxed_load(const void* word) {
-  if (this_warp != nullptr) this_warp->after_load(this_lane(), Scope::any, word);
+  if (Warp* const warp = this_warp()) warp->after_load(this_lane(), Scope::any, word);
 }
 UnusedReads::UnusedReads() { AnnotateIgnoreReadsBegin(__FILE__, __LINE__); }
 UnusedReads::~UnusedReads() { AnnotateIgnoreReadsEnd(__FILE__, __LINE__); }
 void fence() {
-  if (this_warp != nullptr) this_warp->fence(this_lane(), Scope::any);
+  if (Warp* const warp = this_warp()) warp->fence(this_lane(), Scope::any);
 }
 void fence_of_cta() {
-  if (this_warp != nullptr) this_warp->fence(this_lane(), Scope::cta);
+  if (Warp* const warp = this_warp()) warp->fence(this_lane(), Scope::cta);
 }
 
 namespace {
 
-// Who reads one word again and again, as kernels do without a pause where each cycle counts, leaves the core to
-// whom he waits for.
-void pause_if_waiting(const void* word) {
-  constexpr int kReadsBeforePause = 64;  // more than the lanes of a warp
-  thread_local const void* last = nullptr;
-  thread_local int num_reads = 0;
-  num_reads = word == last ? num_reads + 1 : 0;
-  last = word;
-  if (num_reads > kReadsBeforePause && this_warp != nullptr) pause();
-}
-
 template <class Word>
 void before_volatile_read(void* word) {
-  pause_if_waiting(word);
+  looks_at(word);
   __atomic_load_n(static_cast<Word*>(word), __ATOMIC_RELAXED);
-  if (this_warp != nullptr) this_warp->after_load(this_lane(), Scope::cta, word);
+  if (Warp* const warp = this_warp()) warp->after_load(this_lane(), Scope::cta, word);
 }
 template <class Word>
 void before_volatile_write(void* word) {
-  if (this_warp != nullptr) this_warp->before_store(this_lane(), Scope::cta, word);
+  if (Warp* const warp = this_warp()) warp->before_store(this_lane(), Scope::cta, word);
   __atomic_fetch_or(static_cast<Word*>(word), Word{0}, __ATOMIC_RELAXED);
 }
 

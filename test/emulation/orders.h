@@ -26,7 +26,12 @@ class Warp {
   Warp(const Warp&) = delete;
   Warp& operator=(const Warp&) = delete;
 
-  void begin();  // by the thread that is the warp from now on
+  void begin() { lanes_ = {}; }
+  // From now on the calling thread is the warp, or again what it was before it left. Nothing that is known goes
+  // with it. Until stacks are switched, too, nothing may touch memory that ThreadSanitizer sees.
+  void switch_to();
+  static void leave_caller();
+  static void switch_to_caller();
   void before_store(unsigned lane, Scope scope, void* word);
   void after_load(unsigned lane, Scope scope, const void* word) {
     lanes_[lane].loaded[static_cast<size_t>(scope)].insert(const_cast<void*>(word));
@@ -44,11 +49,15 @@ class Warp {
     std::array<std::unordered_set<void*>, kScopes> loaded;  // since the last fence
   };
 
+  void* const self_;
   const std::array<void*, kScopes> fibers_;
   char handed_over_ = 0;
   std::array<Lane, 32> lanes_;
 };
 
+// What the caller knows goes with the word, to who acquires it.
+void release(void* word);
+void acquire(void* word);
 // Of the calling lane.
 void before_relaxed_store(void* word);  // or read-modify-write
 void after_relaxed_load(const void* word);
@@ -64,7 +73,12 @@ class UnusedReads {
 class Warp {
  public:
   void begin() {}
+  void switch_to() {}
+  static void leave_caller() {}
+  static void switch_to_caller() {}
 };
+inline void release(void*) {}
+inline void acquire(void*) {}
 inline void before_relaxed_store(void*) {}
 inline void after_relaxed_load(const void*) {}
 inline void fence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
@@ -74,5 +88,7 @@ class UnusedReads {
   UnusedReads() {}
 };
 #endif
+
+Warp* this_warp();  // null: not of a launch
 
 }  // namespace emulation::orders

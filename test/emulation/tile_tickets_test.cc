@@ -11,9 +11,6 @@
 #include "../support/catch.h"
 #include "kernels/device/tile_tickets.cuh"
 
-// Threads here are no warps.
-void emulation::pause() { std::this_thread::yield(); }
-
 using namespace mk;
 
 TEST_CASE("a feed brings tiles in their order to a producer and to consumers that are stages behind") {

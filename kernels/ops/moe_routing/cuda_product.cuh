@@ -110,7 +110,7 @@ class WatchedRows {
  public:
   __device__ explicit WatchedRows(const uint32_t& num_ready) : num_ready_(num_ready) {}
   __device__ __forceinline__ bool are_here(int ordinal) const {
-    return *static_cast<const volatile uint32_t*>(&num_ready_) > static_cast<uint32_t>(ordinal);
+    return ptx::ld_volatile(&num_ready_) > static_cast<uint32_t>(ordinal);
   }
   __device__ __forceinline__ void wait(int ordinal) const {
     while (!are_here(ordinal)) {

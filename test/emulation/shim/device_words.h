@@ -49,7 +49,7 @@ T __shfl_xor_sync(uint32_t mask, T value, int other) {
   return __shfl_sync(mask, value, static_cast<int>(threadIdx.x % 32) ^ other);
 }
 inline uint32_t __match_any_sync(uint32_t, int value) {
-  const emulation::Values all = emulation::exchange(static_cast<uint32_t>(value));
+  const emulation::Values& all = emulation::exchange(static_cast<uint32_t>(value));
   uint32_t bits = 0;
   for (int lane = 0; lane < 32; ++lane)
     bits |= static_cast<uint32_t>(all.of[lane] == static_cast<uint32_t>(value)) << lane;
@@ -57,7 +57,7 @@ inline uint32_t __match_any_sync(uint32_t, int value) {
 }
 template <class Choose>
 int emulated_reduction(int value, Choose&& choose) {
-  const emulation::Values all = emulation::exchange(static_cast<uint32_t>(value));
+  const emulation::Values& all = emulation::exchange(static_cast<uint32_t>(value));
   for (const uint64_t other : all.of) value = choose(value, static_cast<int>(other));
   return value;
 }
@@ -68,7 +68,7 @@ inline int __reduce_max_sync(uint32_t, int value) {
   return emulated_reduction(value, [](int a, int b) { return std::max(a, b); });
 }
 inline uint32_t __ballot_sync(uint32_t, bool value) {
-  const emulation::Values all = emulation::exchange(value ? 1 : 0);
+  const emulation::Values& all = emulation::exchange(value ? 1 : 0);
   uint32_t bits = 0;
   for (int lane = 0; lane < 32; ++lane) bits |= static_cast<uint32_t>(all.of[lane]) << lane;
   return bits;
@@ -99,6 +99,7 @@ template <class T, class Change>
 T emulated_atomic(T* address, Change&& change) {
   emulation::orders::before_relaxed_store(address);
   const T before = change();
+  emulation::has_stored();
   emulation::orders::after_relaxed_load(address);
   return before;
 }

@@ -10,16 +10,16 @@ namespace mk::ptx {
 
 // Shared memory has addresses of 32 bits: each stands for what is nearest to the place last asked for by the
 // warp.
-inline thread_local const std::byte* emulated_smem = nullptr;
 inline uint32_t low_bits_of(const void* pointer) {
   return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(pointer));
 }
 inline uint32_t smem_address(const void* smem_pointer) {
-  emulated_smem = static_cast<const std::byte*>(smem_pointer);
+  emulation::last_smem() = smem_pointer;
   return low_bits_of(smem_pointer);
 }
 inline std::byte* smem_pointer(uint32_t address) {
-  return const_cast<std::byte*>(emulated_smem) + static_cast<int32_t>(address - low_bits_of(emulated_smem));
+  const void* const near = emulation::last_smem();
+  return static_cast<std::byte*>(const_cast<void*>(near)) + static_cast<int32_t>(address - low_bits_of(near));
 }
 
 // Phases in the low half; above them the arrivals that this one still expects, and those that each does.
@@ -36,6 +36,7 @@ inline void mbarrier_arrive(uint64_t* barrier) {
     after = before - EMULATED_ARRIVAL;
     if ((after >> 32 & 0xffff) == 0) after += (before >> 48) * EMULATED_ARRIVAL + 1;
   } while (!__atomic_compare_exchange_n(barrier, &before, after, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED));
+  emulation::has_stored();
 }
 inline void mbarrier_arrive_expect_tx(uint64_t*, uint32_t) {}
 inline bool mbarrier_try_wait_parity(uint64_t* barrier, uint32_t) {

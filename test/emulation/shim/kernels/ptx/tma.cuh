@@ -52,6 +52,7 @@ inline void cp_async_bulk_tensor_3d_shared_global(void* smem_destination, const 
     }
   }
   __atomic_fetch_add(barrier, 1, __ATOMIC_RELEASE);
+  emulation::has_stored();
 }
 inline void cp_async_bulk_commit_group() { emulation::bulk_copies().commit_group(); }
 template <int NUM_PENDING>

@@ -13,7 +13,7 @@ inline void barrier_sync(uint32_t barrier_idx, uint32_t num_threads) {
 }
 
 inline void stmatrix_x4(uint32_t smem_row_address, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
-  const emulation::Values rows = emulation::exchange(smem_row_address);
+  const emulation::Values& rows = emulation::exchange(smem_row_address);
   const unsigned lane = threadIdx.x % 32;
   const uint32_t values[] = {r0, r1, r2, r3};
   for (unsigned matrix = 0; matrix < 4; ++matrix) {
@@ -22,7 +22,7 @@ inline void stmatrix_x4(uint32_t smem_row_address, uint32_t r0, uint32_t r1, uin
   }
 }
 inline uint4 ldmatrix_x4(uint32_t smem_row_address) {
-  const emulation::Values rows = emulation::exchange(smem_row_address);
+  const emulation::Values& rows = emulation::exchange(smem_row_address);
   const unsigned lane = threadIdx.x % 32;
   uint32_t values[4];
   for (unsigned matrix = 0; matrix < 4; ++matrix) {
@@ -32,7 +32,7 @@ inline uint4 ldmatrix_x4(uint32_t smem_row_address) {
   return {values[0], values[1], values[2], values[3]};
 }
 inline uint32_t movmatrix_trans(uint32_t pair) {
-  const emulation::Values pairs = emulation::exchange(pair);
+  const emulation::Values& pairs = emulation::exchange(pair);
   const unsigned lane = threadIdx.x % 32;
   uint32_t transposed = 0;
   for (unsigned i = 0; i < 2; ++i) {  // of row lane / 4, column lane % 4 * 2 + i
