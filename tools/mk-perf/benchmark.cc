@@ -87,7 +87,7 @@ class Benchmark {
     equipment_->describe(output_.machine);
     output_.notes = equipment_->notes();
     if (context_.symmetric) output_.notes.push_back("C of all-reduces is in symmetric memory");
-    if (context_.accumulate) output_.notes.push_back("C is added to, by the baseline, too");
+    if (context_.accumulate) output_.notes.push_back("C is added to, by the baseline, too, where there is one");
     return std::move(output_);
   }
 
