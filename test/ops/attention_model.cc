@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "attention_model.h"
 
-#include <algorithm>
-
 #include "lib/status.h"
-#include "transport/command.h"
 
 namespace mk::test {
 
@@ -232,39 +229,17 @@ void AttentionModel::follow_reducer(const ring_attention_backward::Schedule& sch
 
 std::vector<std::string> AttentionModel::complaints() const {
   std::vector<std::string> found = complaints_;
-  const auto check_indices = [&](const char* name, int rank, const std::map<int, Raised>& all, int bound) {
-    for (const auto& [index, raised] : all) {
-      if (raised.times == 1 && raised.waited > 0 && index >= 0 && index < bound) continue;
-      found.push_back(format("%s %d at rank %d (of %d): raised %d times, waited for %d times", name, index,
-                             rank, bound, raised.times, raised.waited));
-    }
-  };
   for (const auto& [what, times] : arrivals_) {
     if (times != 1)
       found.push_back(format("chunk %d of %d entered node %d %d times", what[2], what[1], what[0], times));
   }
   for (int rank = 0; rank < views_.nranks(); ++rank) {
     const RankAccount& own = accounts_[static_cast<size_t>(rank)];
-    check_indices("flag", rank, own.flags, kFlagsPerBank);
-    check_indices("signal", rank, own.signals, kSignalsPerBank);
+    own.check_raised(rank, found);
     // A plan does not look at cu_seqlens.
-    if (call_.num_sequences == 0 &&
-        (own.plan.link_bytes != own.link_bytes || own.plan.network_bytes != own.network_bytes)) {
-      found.push_back(
-          format("rank %d: the plan says %lld and %lld bytes, the schedule sends %lld and %lld", rank,
-                 static_cast<long long>(own.plan.link_bytes), static_cast<long long>(own.plan.network_bytes),
-                 static_cast<long long>(own.link_bytes), static_cast<long long>(own.network_bytes)));
-    }
+    if (call_.num_sequences == 0) own.check_bytes(rank, found);
     if (own.plan.workspace_bytes != 2 * own.area_bytes) found.push_back("workspace is not two areas");
-    std::vector<Write> writes = own.writes;
-    std::sort(writes.begin(), writes.end(), [](const Write& a, const Write& b) { return a.begin < b.begin; });
-    for (size_t at = 0; at < writes.size(); ++at) {
-      if (writes[at].end > own.area_bytes)
-        found.push_back(format("rank %d writes beyond the area of rank %d", writes[at].writer, rank));
-      if (at > 0 && writes[at].begin < writes[at - 1].end)
-        found.push_back(format("ranks %d and %d write the same bytes of rank %d", writes[at - 1].writer,
-                               writes[at].writer, rank));
-    }
+    own.check_writes(rank, found);
   }
   return found;
 }

@@ -10,6 +10,7 @@
 
 #include "kernels/ops/ring_attention/plan.h"
 #include "kernels/ops/ring_attention_backward/plan.h"
+#include "rank_account.h"
 #include "schedule_model.h"
 #include "wait_graph.h"
 
@@ -25,25 +26,6 @@ class AttentionModel {
   std::vector<std::string> complaints() const;
 
  private:
-  struct Raised {
-    int times = 0;
-    int waited = 0;
-  };
-  struct Write {
-    size_t begin;
-    size_t end;
-    int writer;
-  };
-  struct RankAccount {
-    std::map<int, Raised> flags;
-    std::map<int, Raised> signals;
-    std::vector<Write> writes;  // to this rank's area
-    int64_t link_bytes = 0;
-    int64_t network_bytes = 0;
-    size_t area_bytes = 0;
-    mk_plan_t plan = MK_PLAN_INIT;
-  };
-
   void follow_rank(int rank);
   void follow_network(int rank);
   void follow_entries(int rank);

@@ -3,12 +3,13 @@
 // and the tiles that do not see it are finished; then the rest. And without waiting for chunks results are
 // wrong.
 #include <chrono>
-#include <condition_variable>
+#include <functional>
 #include <map>
-#include <mutex>
+#include <utility>
 
 #include "attention_launch.h"
 #include "kernels/host/hooks.h"
+#include "observer.h"
 #include "support/catch.h"
 
 using namespace mk::test;
@@ -21,56 +22,6 @@ constexpr int kHeads = 2;
 constexpr int kDim = 8;
 
 using Counts = std::map<std::pair<int, int>, int>;  // (rank, source)
-
-// Counts what is done, and holds what `is_held` says until it is released.
-class Observer {
- public:
-  using IsHeld = std::function<bool(int rank, int source, int chunk)>;
-
-  explicit Observer(IsHeld is_held) {
-    hooks_.hold = [this, is_held = std::move(is_held)](int rank, int source, int chunk) {
-      return !released_.load() && is_held(rank, source, chunk);
-    };
-    hooks_.tile_done = [this](int rank, int source) {
-      std::lock_guard lock(mutex_);
-      ++done_[{rank, source}];
-      changed_.notify_all();
-    };
-    mk::host_hooks = &hooks_;
-  }
-  ~Observer() { mk::host_hooks = nullptr; }
-
-  void release() { released_ = true; }
-  // Waits until the counts are `expected`, then a while longer for one too many; "" or what differs.
-  std::string settles_at(const Counts& expected) {
-    {
-      std::unique_lock lock(mutex_);
-      const auto limit = std::chrono::system_clock::now() + std::chrono::seconds(20);
-      while (done_ != expected && changed_.wait_until(lock, limit) != std::cv_status::timeout) {
-      }
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    std::lock_guard lock(mutex_);
-    Counts all = expected;
-    for (const auto& [place, count] : done_) all.try_emplace(place, 0);
-    std::string text;
-    for (const auto& [place, count] : all) {
-      const auto seen = done_.find(place);
-      const int number = seen == done_.end() ? 0 : seen->second;
-      if (number == count) continue;
-      text += "rank " + std::to_string(place.first) + " has done " + std::to_string(number) + " of rank " +
-              std::to_string(place.second) + "'s, expected " + std::to_string(count) + "\n";
-    }
-    return text;
-  }
-
- private:
-  mk::HostHooks hooks_;
-  std::atomic<bool> released_{false};
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  Counts done_;
-};
 
 AttentionCase chunked(int nranks, mk_causal_t causal) {
   AttentionCase attention;

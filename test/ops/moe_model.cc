@@ -6,7 +6,6 @@
 #include "kernels/ops/moe_dispatch_gemm/plan.h"
 #include "kernels/ops/moe_gemm_combine/plan.h"
 #include "lib/status.h"
-#include "transport/command.h"
 
 namespace mk::test {
 namespace {
@@ -97,6 +96,8 @@ void MoeModel::follow_rank(int rank) {
   combine_ = moe_gemm_combine::make_schedule(call_, plan_, view_);
   dispatch_.routing.blocks = combine_.routing.blocks = blocks_.data();
   routing_ = dispatch_.routing;
+  accounts_[static_cast<size_t>(rank)].area_bytes =
+      dispatches ? dispatch_.area_bytes(rank) : combine_.area_bytes(rank);
 
   graph_.wait(end(rank, launch_), begin(rank, launch_));
   if (launch_ > 0) graph_.wait(begin(rank, launch_), end(rank, launch_ - 1));
@@ -165,7 +166,7 @@ void MoeModel::wait_signal(const Event& who, int index) {
 
 void MoeModel::write(int at, size_t begin_byte, size_t bytes) {
   if (launch_ == 0 && bytes > 0)
-    accounts_[static_cast<size_t>(at)].writes.push_back({begin_byte, begin_byte + bytes});
+    accounts_[static_cast<size_t>(at)].writes.push_back({begin_byte, begin_byte + bytes, view_.rank});
 }
 
 void MoeModel::follow_entries() {
@@ -416,16 +417,8 @@ void MoeModel::follow_tokens() {
   }
 }
 
-void MoeModel::check_areas(int rank, std::vector<std::string>& found) const {
-  const bool dispatches = op_ == MK_OPERATOR_MOE_DISPATCH_GEMM;
-  const size_t area = dispatches ? dispatch_.area_bytes(rank) : combine_.area_bytes(rank);
-  std::vector<Write> writes = accounts_[static_cast<size_t>(rank)].writes;
-  std::sort(writes.begin(), writes.end(), [](const Write& a, const Write& b) { return a.begin < b.begin; });
-  for (size_t at = 0; at < writes.size(); ++at) {
-    if (writes[at].end > area) found.push_back(format("rank %d: a write beyond its area", rank));
-    if (at > 0 && writes[at].begin < writes[at - 1].end)
-      found.push_back(format("rank %d: two writes at byte %zu", rank, writes[at].begin));
-  }
+void MoeModel::check_prepared(int rank, std::vector<std::string>& found) const {
+  const size_t area = accounts_[static_cast<size_t>(rank)].area_bytes;
   // What prepare allocates is enough, with a bound of tokens and without.
   MoeCall maxima = maxima_of(call_);
   maxima.out_dtype = call_.out_dtype;
@@ -442,18 +435,11 @@ void MoeModel::check_areas(int rank, std::vector<std::string>& found) const {
 
 std::vector<std::string> MoeModel::complaints() const {
   std::vector<std::string> found;
-  const auto check = [&](const char* name, int rank, const std::map<int, Raised>& all, int bound) {
-    for (const auto& [index, raised] : all) {
-      if (raised.times == 1 && raised.waited > 0 && index >= 0 && index < bound) continue;
-      found.push_back(format("%s %d at rank %d: raised %d times, waited for %d times", name, index, rank,
-                             raised.times, raised.waited));
-    }
-  };
   for (int rank = 0; rank < views_.nranks(); ++rank) {
-    const Account& account = accounts_[static_cast<size_t>(rank)];
-    check("flag", rank, account.flags, kFlagsPerBank);
-    check("signal", rank, account.signals, kSignalsPerBank);
-    check_areas(rank, found);
+    const RankAccount& account = accounts_[static_cast<size_t>(rank)];
+    account.check_raised(rank, found);
+    account.check_writes(rank, found);
+    check_prepared(rank, found);
     for (int source = 0; op_ == MK_OPERATOR_MOE_DISPATCH_GEMM && source < views_.nranks(); ++source) {
       for (const int64_t token : tokens_to(source, {rank})) {
         const auto times = delivered_.find({rank, source, token});

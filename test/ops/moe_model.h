@@ -12,6 +12,7 @@
 #include "kernels/ops/moe_dispatch_gemm/schedule.h"
 #include "kernels/ops/moe_gemm_combine/schedule.h"
 #include "moe_problem.h"
+#include "rank_account.h"
 #include "schedule_model.h"
 #include "wait_graph.h"
 
@@ -35,21 +36,6 @@ class MoeModel {
   std::vector<std::string> complaints() const;
 
  private:
-  struct Raised {
-    int times = 0;
-    int waited = 0;
-  };
-  struct Write {
-    size_t begin;
-    size_t end;
-  };
-  struct Account {
-    std::map<int, Raised> flags;
-    std::map<int, Raised> signals;
-    std::vector<Write> writes;  // to this rank's area
-    int64_t link_bytes = 0;     // of its own tokens
-    int64_t network_bytes = 0;
-  };
   using Tokens = std::vector<int64_t>;
 
   void count();
@@ -78,7 +64,7 @@ class MoeModel {
   void put(const Event& by, int to, int signal, int64_t payload);
   void wait_signal(const Event& who, int index);
   void write(int at, size_t begin, size_t bytes);
-  void check_areas(int rank, std::vector<std::string>& found) const;
+  void check_prepared(int rank, std::vector<std::string>& found) const;
 
   const Views& views_;
   const MoeProblem& problem_;
@@ -93,7 +79,7 @@ class MoeModel {
   moe_gemm_combine::Schedule combine_{};
   moe::Routing routing_{};
   WaitGraph graph_;
-  std::vector<Account> accounts_;
+  std::vector<RankAccount> accounts_;
   std::map<std::vector<int64_t>, int> delivered_;  // (rank, source, token): packets at the rank
   std::map<std::vector<int64_t>, int> entered_;    // (node, source, token): times that the network brought it
 };

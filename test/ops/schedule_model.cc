@@ -7,7 +7,6 @@
 #include "kernels/ops/gemm_allreduce/plan.h"
 #include "kernels/ops/gemm_reduce_scatter/plan.h"
 #include "lib/status.h"
-#include "transport/command.h"
 
 namespace mk::test {
 
@@ -315,15 +314,6 @@ void ScheduleModel::follow_wgrad(const Gather& gather) {
   if (rows != schedule.m) complain("a tile that does not add every row");
 }
 
-void ScheduleModel::check_indices(const char* name, int rank, const std::map<int, Raised>& all, int bound,
-                                  std::vector<std::string>& found) const {
-  for (const auto& [index, raised] : all) {
-    if (raised.times == 1 && raised.waited > 0 && index >= 0 && index < bound) continue;
-    found.push_back(format("%s %d at rank %d (of %d): raised %d times, waited for %d times", name, index, rank,
-                           bound, raised.times, raised.waited));
-  }
-}
-
 std::vector<std::string> ScheduleModel::complaints() const {
   std::vector<std::string> found = complaints_;
   for (const auto& [what, times] : arrivals_) {
@@ -332,28 +322,10 @@ std::vector<std::string> ScheduleModel::complaints() const {
   }
   for (int rank = 0; rank < views_.nranks(); ++rank) {
     const RankAccount& account = accounts_[static_cast<size_t>(rank)];
-    check_indices("flag", rank, account.flags, kFlagsPerBank, found);
-    check_indices("signal", rank, account.signals, kSignalsPerBank, found);
-    if (account.plan.link_bytes != account.link_bytes || account.plan.network_bytes != account.network_bytes) {
-      found.push_back(
-          format("rank %d: the plan says %lld bytes inside the node and %lld outside, the schedule "
-                 "sends %lld and %lld",
-                 rank, static_cast<long long>(account.plan.link_bytes),
-                 static_cast<long long>(account.plan.network_bytes), static_cast<long long>(account.link_bytes),
-                 static_cast<long long>(account.network_bytes)));
-    }
+    account.check_raised(rank, found);
+    account.check_bytes(rank, found);
     if (account.plan.workspace_bytes != 2 * account.area_bytes) found.push_back("workspace is not two areas");
-    std::vector<Write> writes = account.writes;
-    std::sort(writes.begin(), writes.end(), [](const Write& a, const Write& b) { return a.begin < b.begin; });
-    for (size_t at = 0; at < writes.size(); ++at) {
-      if (writes[at].end > account.area_bytes)
-        found.push_back(format("rank %d writes beyond the area of rank %d", writes[at].writer, rank));
-      if (writes[at].end - writes[at].begin > UINT32_MAX) found.push_back("a put of more than 4 GiB");
-      if (at > 0 && writes[at].begin < writes[at - 1].end)
-        found.push_back(format("ranks %d and %d write the same bytes [%zu, %zu) of rank %d",
-                               writes[at - 1].writer, writes[at].writer, writes[at].begin, writes[at - 1].end,
-                               rank));
-    }
+    account.check_writes(rank, found);
   }
   return found;
 }

@@ -19,6 +19,7 @@
 #include "kernels/ops/gemm_reduce_scatter/schedule.h"
 #include "lib/topology.h"
 #include "mkernel.h"
+#include "rank_account.h"
 #include "wait_graph.h"
 
 namespace mk::test {
@@ -60,24 +61,6 @@ class ScheduleModel {
   static Event end(int rank, int launch) { return {"end", rank, launch}; }
 
  private:
-  struct Raised {
-    int times = 0;
-    int waited = 0;
-  };
-  struct Write {
-    size_t begin;
-    size_t end;
-    int writer;
-  };
-  struct RankAccount {
-    std::map<int, Raised> flags;
-    std::map<int, Raised> signals;
-    std::vector<Write> writes;  // to this rank's area
-    int64_t link_bytes = 0;
-    int64_t network_bytes = 0;
-    size_t area_bytes = 0;
-    mk_plan_t plan = MK_PLAN_INIT;
-  };
   // The all-gather's half: alone, or behind the reduction.
   struct Gather {
     allgather_gemm::Schedule schedule;
@@ -107,8 +90,6 @@ class ScheduleModel {
   void wait_signal(const Event& who, int index);
   void write(int at, int writer, size_t begin, size_t bytes);
   void complain(const std::string& text) { complaints_.push_back(text); }
-  void check_indices(const char* name, int rank, const std::map<int, Raised>& all, int bound,
-                     std::vector<std::string>& found) const;
 
   const Views& views_;
   const GemmCall call_;
