@@ -71,9 +71,8 @@ struct Warp {
   Cta* cta = nullptr;
   unsigned index = 0, num_warps = 0, num_ctas = 0;
   const std::function<void()>* body = nullptr;
-  unsigned lane = 0;  // the one that runs
-  unsigned num_ended = 0;
-  bool has_ended = false;
+  unsigned lane = 0;       // the one that runs
+  unsigned num_ended = 0;  // of its lanes
   // Meetings are numbered; a lane can be one ahead of another, hence two rounds of values.
   std::array<uint64_t, kLanes> meetings{};
   std::array<Values, 2> rounds{};
@@ -168,7 +167,7 @@ MK_UNSEEN void switch_warp(Warp& self, unsigned then) {
     if (++launch.turn >= launch.num_warps) begin_round(launch);
     launch.current = (launch.current + launch.step) % launch.num_warps;
     next = launch.warps[launch.current];
-  } while (next->has_ended);
+  } while (next->num_ended == kLanes);
   if (next == &self && then == self.lane) return;
   void** from = &self.stacks[self.lane];
   self.lane = then;
@@ -185,7 +184,6 @@ MK_UNSEEN void leave_launch(Launch& launch) {
 }
 
 MK_UNSEEN void end_warp(Warp& self) {
-  self.has_ended = true;
   self.launch->num_rounds_in_vain = 0;
   if (--self.launch->num_running == 0) leave_launch(*self.launch);
   switch_warp(self, 0);
