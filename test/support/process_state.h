@@ -27,6 +27,17 @@ inline bool running_threads_settle_at(int count) {
   for (int turn = 0; turn < 100 && running_threads() != count; ++turn) usleep(10000);
   return running_threads() == count;
 }
+// Until there have been as many for 0.3 s: threads of a communicator that is gone may still be ending, and hold
+// descriptors.
+inline void await_ending_threads() {
+  int count = running_threads();
+  for (int turn = 0, same = 0; turn < 300 && same < 30; ++turn) {
+    usleep(10000);
+    const int now = running_threads();
+    same = now == count ? same + 1 : 0;
+    count = now;
+  }
+}
 inline int shared_memory_files() { return count_entries("/dev/shm"); }
 
 // Lines of /proc/self/maps that contain `text`.
