@@ -190,6 +190,5 @@ find_cuda
 build
 case $action in
   perf) exec "$build_dir/tools/mk-perf/mk-perf" all --check ;;
-  # Many tests wait more than they compute.
-  test) exec "$meson" test -C "$build_dir" --no-rebuild --print-errorlogs --num-processes $(($(nproc) + 2)) ;;
+  test) exec "$meson" test -C "$build_dir" --no-rebuild --print-errorlogs ;;
 esac
