@@ -36,11 +36,13 @@ class CudaUnfusedPair : public CapturedPair {
     synchronize();
   }
 
+  // cudaMemcpy would return before it has copied: the operator, on its own stream, adds to what is copied next.
   void take_output(int set) override {
     const DeviceBuffer& output = outputs_[static_cast<size_t>(set)];
-    require_cuda(
-        cudaMemcpy(output.data(), sets_[static_cast<size_t>(set)].c, output.bytes(), cudaMemcpyDeviceToDevice),
-        "copying C");
+    require_cuda(cudaMemcpyAsync(output.data(), sets_[static_cast<size_t>(set)].c, output.bytes(),
+                                 cudaMemcpyDeviceToDevice, stream()),
+                 "copying C");
+    synchronize();
   }
 
   MatrixDifference difference(int set) override {
