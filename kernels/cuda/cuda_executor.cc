@@ -72,6 +72,7 @@ CudaExecutor::CudaExecutor(ExecutorContext context, int device, int num_sms)
     : context_(std::move(context)),
       device_(device),
       num_sms_(num_sms),
+      device_sms_(attribute(cudaDevAttrMultiProcessorCount, device)),
       memory_bytes_per_us_(memory_bytes_per_us(device)) {}
 
 Status CudaExecutor::set_up(Deadline deadline) {
@@ -82,7 +83,7 @@ Status CudaExecutor::set_up(Deadline deadline) {
   if (nranks() == 1) return {};
   MK_RETURN_IF_ERROR(count_clusters());
   // Whatever holds the SMs that are left to others (max_ctas, reserved_sms) may take a cluster's place each.
-  const int of_others = std::max(0, attribute(cudaDevAttrMultiProcessorCount, device_) - num_sms_);
+  const int of_others = std::max(0, device_sms_ - num_sms_);
   for (int& clusters : cluster_limits_.at_a_time) clusters = std::max(0, clusters - of_others);
   Result<std::unique_ptr<CudaRank>> rank =
       CudaRank::make(context_, device_, {num_sms_, cluster_limits_}, deadline);
@@ -354,6 +355,7 @@ Status CudaExecutor::launch_alone(const GemmCall& call, uint64_t epoch, cudaStre
   }
   GemmArguments arguments = arguments_of(call);
   arguments.workspace = workspace_;
+  arguments.num_sms = device_sms_;
   if (trace_) {
     const std::array<int64_t, 4> shape = flight_shape(call);
     arguments.trace = {

@@ -124,6 +124,7 @@ class CudaExecutor : public Executor {
   const ExecutorContext context_;
   const int device_;
   const int num_sms_;  // that a launch may use
+  const int device_sms_;
   const double memory_bytes_per_us_;
   cudaEvent_t last_launch_ = nullptr;  // recorded with one rank only
   // Of this communicator's ranks, nodes and SMs, which stay what they are. A communicator is used by one thread

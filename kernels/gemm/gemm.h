@@ -37,6 +37,7 @@ struct GemmArguments {
   // plan.workspace_bytes, 16-byte aligned. Zeroed once by the caller; every launch leaves it ready for the
   // next. Launches that may overlap need one each.
   void* workspace = nullptr;
+  int num_sms = 0;  // of the device; 0: not known, and only short products let the next one's CTAs come early
   GemmTrace trace;
 };
 

@@ -29,7 +29,8 @@ struct GemmParams {
   int num_split_ctas;
   void* workspace;
   GemmTrace trace;
-  int tile_columns;  // see gemm_plan_tile_columns(); of kernels with clusters
+  int tile_columns;     // see gemm_plan_tile_columns(); of kernels with clusters
+  bool lets_next_come;  // the next grid's CTAs, before all of this one's have ended
 };
 
 template <class Config>
@@ -108,7 +109,7 @@ __device__ __forceinline__ void producer_role(GemmStorage<Config>& smem, const G
                       });
     tracer.end();
   }
-  ptx::let_next_grid_come();
+  if (params.lets_next_come) ptx::let_next_grid_come();
   in_step.leave();
 }
 

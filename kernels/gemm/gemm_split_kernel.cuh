@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
       const Tracer tracer(params.trace.buffer, TRACE_LOAD);
       tracer.begin(TraceKind::load, trace_tile(work));
       load_operand<Config, false>(smem.mainloop, params.load, rows, params.tile_columns, work);
-      ptx::let_next_grid_come();
+      if (params.lets_next_come) ptx::let_next_grid_come();
       tracer.end();
     } else if (warp == 1 && ptx::elect_one()) {
       ptx::prefetch_tensormap(&params.load.map_a);

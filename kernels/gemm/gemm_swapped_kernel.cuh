@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
       ptx::await_previous_grid();
       load_swapped_tiles<Config, false>(smem, params.load, params.m, params.tile_columns, params.schedule,
                                         params.trace.buffer);
-      ptx::let_next_grid_come();
+      if (params.lets_next_come) ptx::let_next_grid_come();
     } else if (warp == 1 && ptx::elect_one()) {
       ptx::prefetch_tensormap(&params.load.map_a);
       ptx::await_previous_grid();

@@ -345,6 +345,7 @@ class Bench {
     g.c = o.c;
     g.ldc = p.n;
     g.workspace = workspace_;
+    g.num_sms = num_sms_;
     CHECK(mk::gemm_launch(g, plan, stream_));
   }
 
