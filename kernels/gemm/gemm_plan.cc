@@ -66,9 +66,12 @@ constexpr double CLUSTER_CTAS = 120;
 constexpr double FEW_CLUSTER_CTAS = 90;  // that have not much more each
 constexpr int CTAS_WITHOUT_POWER_LIMIT = 100;
 constexpr double EFFICIENCY_OF_256_AND_SOME_ROWS = 0.9;
+constexpr double IDLE_WARPGROUP_PART = 0.025;  // in ping-pong, of a CTA with one tile
 constexpr double PAIR_START_US = 0.8;
-constexpr double PAIR_SPLIT_US = 1.5;
+constexpr double PAIR_SPLIT_US = 2.4;
 constexpr double SWAPPED_START_US = 0.3;
+constexpr double SWAPPED_START_OF_A_ROW_OF_TILES_US = 0.9;  // of up to 128 rows
+constexpr int64_t A_ROW_OF_TILES = 128;
 // What clusters with tiles of 256 columns take longer than the model says, where there are few k-steps and more
 // rows than FEW_ROWS.
 constexpr double SHORT_CLUSTERS_OF_256_US = 2;
@@ -138,9 +141,8 @@ int64_t loaded_a_rows(const GemmShape& shape, const GemmPlan& plan) {
 
 // With more rows, products are not bound by the weights.
 constexpr int FEW_ROWS_OF_CUT_TILES = 256;
-// Up to as many a row of tiles is enough.
-constexpr int FEW_ROWS_OF_SWAPPED = 128;
-constexpr int FEW_ROWS_OF_SWAPPED_KN = 64;
+// Up to as many a row of tiles of 64 rows is enough.
+constexpr int FEW_ROWS_OF_SWAPPED = 64;
 constexpr double KEPT_L2_BYTES = 20e6;
 
 // Tiles of the same columns of B that are cut are not at the same k at the same time, and each reads its own.
@@ -209,7 +211,9 @@ double predict_one_wave_us(const GemmShape& shape, const GemmPlan& plan) {
   const int few_rows = plan.num_cluster_ctas() == 1 ? FEW_ROWS_OF_WHOLE_TILES : FEW_ROWS;
   double compute_us = steps * step_cycles(shape, plan, 0.85, loaded_a_rows(shape, plan)) /
                       (shape.m > few_rows ? CLOCK_MHZ : FULL_CLOCK_MHZ);
-  double exchange_us = plan.cluster.m == 2 ? PAIR_START_US : plan.in_clusters() ? SWAPPED_START_US : 0;
+  const double swapped_start_us =
+      shape.n <= A_ROW_OF_TILES ? SWAPPED_START_OF_A_ROW_OF_TILES_US : SWAPPED_START_US;
+  double exchange_us = plan.cluster.m == 2 ? PAIR_START_US : plan.in_clusters() ? swapped_start_us : 0;
   if (plan.num_split_ctas > 1) {
     if (plan.cluster.m == 2) exchange_us += PAIR_SPLIT_US;
     if (!plan.in_clusters())
@@ -220,6 +224,7 @@ double predict_one_wave_us(const GemmShape& shape, const GemmPlan& plan) {
     exchange_us +=
         SPLIT_EXCHANGE_US + SPLIT_EXCHANGE_US_A_CTA * plan.num_split_ctas + bytes / SPLIT_EXCHANGE_BYTES_PER_US;
   }
+  if (plan.ping_pong) exchange_us += IDLE_WARPGROUP_PART * compute_us;
   return FEW_ROWS_LAUNCH_US + overlapped_us(compute_us, memory_us(shape, plan, 0)) + exchange_us;
 }
 
@@ -483,8 +488,7 @@ GemmPlan gemm_plan(const GemmShape& shape, int num_sms, const GemmClusterLimits&
     }
   }
   // Cut ones were slower than the model has them.
-  const int few_rows = shape.b_transposed ? FEW_ROWS_OF_SWAPPED : FEW_ROWS_OF_SWAPPED_KN;
-  if (shape.m > few_rows && shape.m <= SOME_ROWS_OF_CUT_TILES && !shape.a_transposed) {
+  if (shape.m > FEW_ROWS_OF_SWAPPED && shape.m <= SOME_ROWS_OF_CUT_TILES && !shape.a_transposed) {
     consider(gemm_swapped_plan_with(shape, num_sms, {256, 160, {1, 1}}, -1));
     GemmPlan clusters = gemm_swapped_cluster_plan(shape, GEMM_SWAPPED_TILES, MAX_SPLIT_CTAS, num_sms, limits);
     if (clusters.block_m == 256 && shape.m > FEW_ROWS && shape.k <= SHORT_K)
