@@ -140,6 +140,11 @@ class Communicator:
     def gemm_allreduce(self, stream=None, **fields):
         self._call('mk_gemm_allreduce', GemmAllreduceArgs(**fields), stream)
 
+    @property
+    def handle(self):
+        """The mk_comm_t, as a number, for code that calls the library itself."""
+        return self._comm.value
+
     def synchronize(self, stream=None):
         self._check('mk_comm_synchronize', _library().mk_comm_synchronize(self._comm, stream))
 
