@@ -21,8 +21,8 @@ import jax
 import jax.numpy as jnp
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent / 'python'))
+import job  # noqa: E402
 import mkernel  # noqa: E402
-from products import shared_id  # noqa: E402
 
 ROWS, HIDDEN, UNITS = 48, 64, 40  # of a rank: rows, and of the hidden layer; HIDDEN is every rank's
 
@@ -69,7 +69,7 @@ def gather_for_gradient(comm, turn, a, rows):
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def column_parallel(comm, rows, weight):
     """Some columns of allgather(rows) @ W.T, for a weight of which each rank has some rows."""
-    return gather_and_multiply(comm, first_turn(), rows, weight, mkernel.NK)[0]
+    return column_parallel_forward(comm, rows, weight)[0]
 
 
 def column_parallel_forward(comm, rows, weight):
@@ -91,7 +91,7 @@ column_parallel.defvjp(column_parallel_forward, column_parallel_backward)
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def row_parallel(comm, a, weight):
     """This rank's rows of a @ W.T, for a weight of which each rank has some columns, and of a the same."""
-    return multiply_and_scatter(comm, first_turn(), a, weight, mkernel.NK)[0]
+    return row_parallel_forward(comm, a, weight)[0]
 
 
 def row_parallel_forward(comm, a, weight):
@@ -143,10 +143,10 @@ def run(comm):
 
 
 def main(path, library='libmkernel_ffi.so'):
-    rank, nranks = int(os.environ.get('MK_RANK', 0)), int(os.environ.get('MK_NRANKS', 1))
+    rank, nranks = job.rank_and_nranks()
     register(os.path.abspath(library))
     device = mkernel.DEVICE_CUDA if jax.default_backend() == 'gpu' else mkernel.DEVICE_HOST
-    with mkernel.Communicator(shared_id(path, rank), nranks, rank, device=device) as comm:
+    with mkernel.Communicator(job.shared_id(path, rank), nranks, rank, device=device) as comm:
         wrong = run(comm)
     print(f'rank {rank} of {nranks}: {", ".join(wrong)}: {sum(wrong.values())} wrong')
     return 1 if any(wrong.values()) else 0

@@ -127,9 +127,11 @@ class Communicator:
         return self
 
     def __exit__(self, kind, *_):
-        if kind is None:
-            self._check('mk_comm_finalize', _library().mk_comm_finalize(self._comm))
-        _library().mk_comm_destroy(self._comm)
+        try:
+            if kind is None:
+                self._check('mk_comm_finalize', _library().mk_comm_finalize(self._comm))
+        finally:
+            _library().mk_comm_destroy(self._comm)
 
     def allgather_gemm(self, stream=None, **fields):
         self._call('mk_allgather_gemm', AllgatherGemmArgs(**fields), stream)

@@ -1,35 +1,17 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""The three GEMM operators from Python, with its standard library alone: one process a rank, started by any
-launcher with MK_RANK and MK_NRANKS set; the id travels through the file named on the command line. The matrices
-are in host memory, so the ranks are on the host executor. Small integers: every result is exact, and each rank
-checks its own.
+"""The three GEMM operators from Python, with its standard library alone: one process a rank (job.py); the id
+travels through the file named on the command line. The matrices are in host memory, so the ranks are on the host
+executor. Small integers: every result is exact, and each rank checks its own.
 """
 
 import array
-import os
 import sys
-import time
 
+import job
 import mkernel
 
 ROWS, INNER, COLUMNS = 50, 24, 16  # of the first operator's matrices, over all ranks
-
-
-def shared_id(path, rank):
-    """Rank 0 makes the id and leaves it at `path`, the others wait for it there for a minute."""
-    if rank == 0:
-        unique_id = mkernel.get_unique_id()
-        with open(path + '.part', 'wb') as file:
-            file.write(unique_id)
-        os.rename(path + '.part', path)
-        return unique_id
-    for _ in range(600):
-        if os.path.exists(path):
-            with open(path, 'rb') as file:
-                return file.read()
-        time.sleep(0.1)
-    raise SystemExit(f'rank {rank}: no id at {path} after a minute')
 
 
 def value(matrix, row, column):
@@ -90,15 +72,15 @@ def run(comm):
 
 
 def main(path):
-    rank, nranks = int(os.environ.get('MK_RANK', 0)), int(os.environ.get('MK_NRANKS', 1))
-    with mkernel.Communicator(shared_id(path, rank), nranks, rank, device=mkernel.DEVICE_HOST) as comm:
+    rank, nranks = job.rank_and_nranks()
+    with mkernel.Communicator(job.shared_id(path, rank), nranks, rank, device=mkernel.DEVICE_HOST) as comm:
         wrong = run(comm)
         # What a wrong argument is told.
         try:
             comm.allgather_gemm(m=-1)
             wrong += 1
         except mkernel.Error as error:
-            wrong += 'm' not in str(error)
+            wrong += ' m: expected' not in str(error)
     print(f'rank {rank} of {nranks}: three operators, {wrong} wrong')
     return 1 if wrong else 0
 

@@ -99,8 +99,8 @@ bool encode_maps(const GemmShape& shape, const GemmPlan& plan, const void* a, in
 }
 
 // Of a product that leaves SMs idle the next one's first CTAs would take these, and the rest what becomes free:
-// not spread over the GPU as a new grid is, which costs up to a sixth of a product's time. A short one gains
-// more by them than it loses.
+// not spread over the GPU as a new grid is, which costs the next one up to a quarter of its time. A short one
+// gains more by them than it loses (docs/decisions/019-the-next-grid-comes-early.md).
 constexpr double SHORT_US = 10;
 
 bool lets_next_come(const GemmPlan& plan, int num_sms) {

@@ -5,12 +5,16 @@
 set -u
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
-MASTER_ADDR=127.0.0.1
-MASTER_PORT=$(python3 -c 'import socket; s = socket.create_server(("127.0.0.1", 0)); print(s.getsockname()[1])') || exit 1
-export MASTER_ADDR MASTER_PORT WORLD_SIZE=3 MK_NRANKS=3
-program=$1
+program=$1 python=
 shift
-case $program in *.py) python=${PYTHON:-python3} ;; *) python= ;; esac
+case $program in
+  *.py)
+    python=${PYTHON:-python3}
+    MASTER_PORT=$("$python" -c 'import socket; print(socket.create_server(("127.0.0.1", 0)).getsockname()[1])') || exit 1
+    export MASTER_PORT MASTER_ADDR=127.0.0.1 WORLD_SIZE=3
+    ;;
+esac
+export MK_NRANKS=3
 for rank in 0 1 2; do
   # shellcheck disable=SC2086
   MK_RANK=$rank RANK=$rank LOCAL_RANK=$rank timeout "${EXAMPLE_SECONDS:-60}" $python "$program" "$scratch/id" "$@" \
