@@ -43,6 +43,21 @@ constexpr double EXCHANGE_CYCLES = 8000;
 constexpr double EXCHANGE_CYCLES_LARGE = 14000;
 constexpr double EXCHANGE_CYCLES_OF_CLUSTERS = 10000;
 constexpr double EXCHANGE_BYTES_PER_CYCLE = 30;
+// Where all tiles are cut, and all alike: by what the cycles of a k-step are divided there, and the exchange.
+constexpr double EVENLY_CUT_MHZ = 1450;
+constexpr double EVENLY_CUT_MHZ_OF_CLUSTERS = 1350;
+constexpr double EVENLY_CUT_MHZ_OF_PING_PONG = 1550;
+constexpr double EVENLY_CUT_MHZ_OF_192_COLUMNS = 1575;
+constexpr double EVENLY_CUT_MHZ_OF_64_ROWS = 2550;
+constexpr double EVENLY_CUT_US_OF_CLUSTERS = 1;
+constexpr double EVENLY_CUT_US_OF_64_ROWS = 2.5;
+constexpr double EVENLY_CUT_BYTES_PER_US = 98e3;
+constexpr double EVENLY_CUT_BYTES_PER_US_IN_PING_PONG = 53e3;
+// With a larger B tiles of 64 rows, which read it again and again, took up to a third longer than that.
+constexpr double MOST_B_BYTES_OF_64_ROWS = 34e6;
+constexpr double MOST_B_BYTES_OF_64_OF_FEW_ROWS = 21e6;  // with up to FEW_ROWS_OF_WHOLE_TILES
+constexpr int MOST_EVEN_PIECES = 8;
+constexpr int64_t LEAST_K_TO_CUT_EVENLY = 4096;  // with less, other plans are faster
 constexpr double LAUNCH_US = 3;
 // Of few rows, in one wave.
 constexpr int FEW_ROWS = 512;
@@ -78,6 +93,11 @@ constexpr double SHORT_CLUSTERS_OF_256_US = 2;
 constexpr int64_t SHORT_K = 1536;
 // Of more rows than SOME_ROWS_OF_CUT_TILES, clusters of four have been measured on few products.
 constexpr double CLUSTERS_OF_MANY_ROWS_FACTOR = 1.1;
+
+// Of more rows than one of them has, clusters that split the lowest tiles were faster than the model has them.
+// Not in gemm_split_plan(), from which all-gathers choose: theirs have not been measured.
+constexpr GemmTile LOWEST_TILE = {64, 64, false};
+constexpr double SPLIT_LOWEST_TILES_FACTOR = 0.86;
 
 // Boxes of TMA.
 constexpr int SWIZZLED_ROWS = 8;  // the swizzle's period: boxes begin there
@@ -228,6 +248,28 @@ double predict_one_wave_us(const GemmShape& shape, const GemmPlan& plan) {
   return FEW_ROWS_LAUNCH_US + overlapped_us(compute_us, memory_us(shape, plan, 0)) + exchange_us;
 }
 
+// A product of fewer tiles than workers, each of which is cut in as many pieces: tiles of the same columns are
+// at the same k at the same time, as whole ones are.
+double predict_evenly_cut_us(const GemmShape& shape, const GemmPlan& plan) {
+  const int pieces = plan.num_workers / plan.num_streamk_tiles;
+  const int64_t steps = ceil_divide(ceil_divide(shape.k, GEMM_BLOCK_K), pieces);
+  const double mhz = plan.in_clusters()    ? EVENLY_CUT_MHZ_OF_CLUSTERS
+                     : plan.block_m == 64  ? EVENLY_CUT_MHZ_OF_64_ROWS
+                     : plan.ping_pong      ? EVENLY_CUT_MHZ_OF_PING_PONG
+                     : plan.block_n == 192 ? EVENLY_CUT_MHZ_OF_192_COLUMNS
+                                           : EVENLY_CUT_MHZ;
+  const double compute_us = steps * step_cycles(shape, plan, 0.85, loaded_a_rows(shape, plan)) / mhz;
+  const double bytes = pieces * 4.0 * std::min<double>(plan.block_m, shape.m) * plan.block_n;
+  const double start_us = plan.in_clusters()   ? EVENLY_CUT_US_OF_CLUSTERS
+                          : plan.block_m == 64 ? EVENLY_CUT_US_OF_64_ROWS
+                                               : 0;
+  const double exchange_us =
+      start_us + bytes / (plan.ping_pong ? EVENLY_CUT_BYTES_PER_US_IN_PING_PONG : EVENLY_CUT_BYTES_PER_US);
+  GemmPlan uncut = plan;  // no operand is read again
+  uncut.num_streamk_tiles = 0;
+  return FEW_ROWS_LAUNCH_US + overlapped_us(compute_us, memory_us(shape, uncut, 0)) + exchange_us;
+}
+
 // Cycles, see FP32_CYCLES.
 double longer_store_cycles(const GemmShape& shape, const GemmPlan& plan, double k_steps) {
   const bool is_fp32 = shape.out_type == GemmType::fp32;
@@ -271,6 +313,48 @@ void deal_out(const GemmShape& shape, int most_workers, int num_streamk_tiles, G
   // Every worker needs a k-step of the cut tiles, or its peers would wait for a partial sum that never comes.
   plan->num_workers = static_cast<int>(std::min<int64_t>(plan->num_workers, plan->num_streamk_tiles * k_steps));
   plan->workspace_bytes = PartialsLayout(plan->num_ctas(), plan->block_m, plan->block_n).num_bytes;
+}
+
+// How many workers each of `tiles` can have, of as many as there are; fewer than 2: it is not cut.
+int even_pieces(const GemmShape& shape, int64_t tiles, int most_workers) {
+  if (tiles == 0 || shape.k < LEAST_K_TO_CUT_EVENLY) return 0;
+  const int64_t k_steps = ceil_divide(shape.k, GEMM_BLOCK_K);
+  if (tiles * k_steps > INT_MAX) return 0;  // as in deal_out()
+  const int64_t most = std::min<int64_t>(MOST_EVEN_PIECES, k_steps / MIN_SPLIT_STEPS);
+  return static_cast<int>(std::min(most, most_workers / tiles));
+}
+
+// The plans that cut all tiles, one for each tile of which there are so few: consider(plan). Rows that were not
+// measured, or for which others were faster, have none.
+template <class Consider>
+void consider_evenly_cut_plans(const GemmShape& shape, int num_sms, const GemmClusterLimits& limits,
+                               Consider&& consider) {
+  if (shape.a_transposed || shape.m <= FEW_ROWS_OF_SWAPPED || shape.m > SOME_ROWS_OF_CUT_TILES) return;
+  const double most_b_bytes =
+      shape.m <= FEW_ROWS_OF_WHOLE_TILES ? MOST_B_BYTES_OF_64_OF_FEW_ROWS : MOST_B_BYTES_OF_64_ROWS;
+  const bool has_low_tiles = shape.m <= FEW_ROWS_OF_CUT_TILES && 2.0 * shape.k * shape.n <= most_b_bytes;
+  for (const GemmTile& tile : GEMM_TILES) {
+    if (tile.block_m == 64 ? !has_low_tiles : shape.m <= FEW_ROWS_OF_WHOLE_TILES) continue;
+    const auto num_tiles =
+        static_cast<int>(gemm_plan_num_tiles(shape, gemm_plan_with(shape, num_sms, tile, -1)));
+    const int pieces = even_pieces(shape, num_tiles, num_sms);
+    if (pieces < 2) continue;
+    GemmPlan plan = gemm_plan_with(shape, pieces * num_tiles, tile, num_tiles);
+    plan.predicted_us = predict_evenly_cut_us(shape, plan);
+    consider(plan);
+  }
+  for (const GemmSwappedTile& tile : GEMM_SWAPPED_TILES) {
+    const int num_ctas = tile.cluster.m * tile.cluster.n;
+    if (num_ctas == 1 || !gemm_swapped_tile_walks(tile)) continue;
+    const int most_clusters = std::min(limits.at_a_time[num_ctas], num_sms / num_ctas);
+    const auto num_tiles =
+        static_cast<int>(gemm_plan_num_tiles(shape, gemm_swapped_plan_with(shape, most_clusters, tile, -1)));
+    const int pieces = even_pieces(shape, num_tiles, most_clusters);
+    if (pieces < 2) continue;
+    GemmPlan plan = gemm_swapped_plan_with(shape, pieces * num_tiles, tile, num_tiles);
+    plan.predicted_us = predict_evenly_cut_us(swapped(shape), plan);
+    consider(plan);
+  }
 }
 
 }  // namespace
@@ -487,6 +571,7 @@ GemmPlan gemm_plan(const GemmShape& shape, int num_sms, const GemmClusterLimits&
       consider(cut);
     }
   }
+  consider_evenly_cut_plans(shape, num_sms, limits, consider);
   // Cut ones were slower than the model has them.
   if (shape.m > FEW_ROWS_OF_SWAPPED && shape.m <= SOME_ROWS_OF_CUT_TILES && !shape.a_transposed) {
     consider(gemm_swapped_plan_with(shape, num_sms, {256, 160, {1, 1}}, -1));
@@ -505,8 +590,15 @@ GemmPlan gemm_plan(const GemmShape& shape, int num_sms, const GemmClusterLimits&
       if (clusters.is_swapped) consider(clusters);
     }
   }
-  const GemmPlan split = gemm_split_plan(shape, num_sms, limits);
+  GemmPlan split = gemm_split_plan(shape, num_sms, limits);
   if (split.num_split_ctas > 1) consider(split);
+  if (shape.m > LOWEST_TILE.block_m && shape.m <= FEW_ROWS && shape.n > 0 && !shape.a_transposed) {
+    for (const int num_split_ctas : {2, 4}) {
+      split = gemm_split_plan_with(shape, LOWEST_TILE, num_split_ctas);
+      split.predicted_us *= SPLIT_LOWEST_TILES_FACTOR;
+      if (gemm_plan_fits_at_once(split, num_sms, limits) && can_be_split(shape, split)) consider(split);
+    }
+  }
   const GemmPlan pairs = gemm_pair_plan(shape, num_sms, limits);
   if (pairs.in_clusters()) consider(pairs);
   return best;

@@ -253,10 +253,8 @@ class Bench {
     std::vector<mk::GemmPlan> plans;
     plans.push_back(mk::gemm_plan(shape_of(p), num_sms_, limits_));
     for (const mk::GemmTile& tile : mk::GEMM_TILES) add_plans(p, tile, &plans);
-    if (p.m > 128 && !p.a_transposed) {
-      for (const mk::GemmSwappedTile& tile : mk::GEMM_SWAPPED_TILES) add_swapped_plans(p, tile, &plans);
-    }
     if (p.m > 64 && !p.a_transposed) {
+      for (const mk::GemmSwappedTile& tile : mk::GEMM_SWAPPED_TILES) add_swapped_plans(p, tile, &plans);
       for (const mk::GemmSwappedTile& tile : mk::GEMM_SWAPPED_TILES) {
         for (const int split : {1, 2, 3, 4}) {
           const mk::GemmPlan plan = mk::gemm_swapped_cluster_plan_with(shape_of(p), tile, split);
@@ -389,6 +387,9 @@ class Bench {
       if (streamk == 0 || streamk > tiles || tiles > 6 * workers) continue;
       plans->push_back(mk::gemm_plan_with(shape_of(p), num_sms_, tile, streamk));
     }
+    const int even_workers = tiles < workers ? workers / tiles * tiles : 0;
+    if (even_workers > tiles && even_workers < workers)
+      plans->push_back(mk::gemm_plan_with(shape_of(p), even_workers, tile, tiles));
     if (tiles > 6 * workers) {
       for (const int group : {8, 32}) {
         plans->push_back(whole);
@@ -397,19 +398,22 @@ class Bench {
     }
   }
 
-  // Those of a tile that walks, where its CTAs or clusters have more than one.
+  // Those of a tile that walks: whole ones where its CTAs or clusters have more than one, and cut ones; with
+  // fewer tiles than clusters among all of these, and among as many as give each tile the same number.
   void add_swapped_plans(const Problem& p, const mk::GemmSwappedTile& tile, std::vector<mk::GemmPlan>* plans) {
     if (!mk::gemm_swapped_tile_walks(tile)) return;
     const int num_ctas = tile.cluster.m * tile.cluster.n;
     const int workers = num_ctas > 1 ? std::min(limits_.at_a_time[num_ctas], num_sms_ / num_ctas) : num_sms_;
     const mk::GemmPlan whole = mk::gemm_swapped_plan_with(shape_of(p), workers, tile, -1);
     const int tiles = static_cast<int>(mk::gemm_plan_num_tiles(shape_of(p), whole));
-    if (tiles <= workers && num_ctas > 1) return;
-    plans->push_back(whole);
+    if (tiles > workers || num_ctas == 1) plans->push_back(whole);
     for (const int streamk : {tiles % workers, tiles % workers + workers}) {
       if (streamk != 0 && streamk <= tiles)
         plans->push_back(mk::gemm_swapped_plan_with(shape_of(p), workers, tile, streamk));
     }
+    const int even_workers = tiles < workers ? workers / tiles * tiles : 0;
+    if (even_workers > tiles && even_workers < workers)
+      plans->push_back(mk::gemm_swapped_plan_with(shape_of(p), even_workers, tile, tiles));
   }
 
   cudaStream_t stream_;

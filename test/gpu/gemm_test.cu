@@ -6,11 +6,13 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -408,6 +410,36 @@ void test_many_tiles_a_cta() {
   }
 }
 
+void expect(bool condition, const char* what) {
+  if (condition) {
+    ++num_passed;
+  } else {
+    fail(what, "not so");
+  }
+}
+
+// As chosen: each tile cut among as many CTAs or clusters, with partial tiles through memory.
+void test_cut_evenly() {
+  uint64_t seed = 30000;
+  for (const auto& [m, n, k] : std::initializer_list<std::array<int64_t, 3>>{
+           {136, 2048, 4096}, {200, 1000, 8192}, {128, 1000, 8200}, {257, 1000, 14344}, {512, 2048, 14336}}) {
+    for (int layout = 0; layout < 2; ++layout) {
+      for (const GemmType out : {GemmType::bf16, GemmType::fp32}) {
+        Case test;
+        test.shape = {m, n, k, layout == 0 ? GemmType::bf16 : GemmType::fp16, out, false, layout == 1};
+        test.bias = out == GemmType::fp32;
+        test.shape.accumulate = test.bias;
+        const GemmPlan plan = chosen_plan()(test.shape);
+        expect(plan.num_streamk_tiles == mk::gemm_plan_num_tiles(test.shape, plan) &&
+                   plan.num_workers % plan.num_streamk_tiles == 0,
+               "few tiles of many k-steps are cut evenly");
+        run_case(test, {chosen_plan()}, true, 50, seed += 10);
+        run_case(test, {chosen_plan()}, false, 50, seed += 10);
+      }
+    }
+  }
+}
+
 void test_same_bits(const std::vector<PlanChoice>& plans) {
   Case test;
   test.shape = {300, 2560, 4096, GemmType::bf16, GemmType::fp32, false, false};
@@ -416,14 +448,6 @@ void test_same_bits(const std::vector<PlanChoice>& plans) {
   run_case(test, {plans[0]}, false, 200, 78);
   test.shape = {48, 2560, 8192, GemmType::fp16, GemmType::fp16, false, true};
   run_case(test, {plans[0]}, false, 200, 79);
-}
-
-void expect(bool condition, const char* what) {
-  if (condition) {
-    ++num_passed;
-  } else {
-    fail(what, "not so");
-  }
 }
 
 void test_arguments_and_graph() {
@@ -480,24 +504,23 @@ void test_arguments_and_graph() {
 
 // Each product reads what the one before has written, and writes what that one has read, while its CTAs may
 // already be there: with all plans in turn, in a stream and in a graph.
-void test_chain(const std::vector<PlanChoice>& plans) {
-  constexpr int64_t M = 520, N = 512;
+void test_chain(const std::vector<PlanChoice>& plans, int64_t m, int64_t n, int num_sms_given) {
   constexpr int NUM_ROUNDS = 20;
   const int num_products = 2 * static_cast<int>(plans.size());
   GemmArguments g;
-  g.shape = {M, N, N};
-  g.lda = g.ldb = g.ldc = N;
-  Buffer first(M * N * 2), a(M * N * 2), c(M * N * 2), b(N * N * 2),
+  g.shape = {m, n, n};
+  g.lda = g.ldb = g.ldc = n;
+  Buffer first(m * n * 2), a(m * n * 2), c(m * n * 2), b(n * n * 2),
       workspace(mk::gemm_max_workspace_bytes(num_sms));
   Buffer difference(sizeof(Difference));
   CHECK(cudaMemset(workspace.p, 0, workspace.num_bytes));
-  fill<<<blocks(M * N), 256>>>(first.p, GemmType::bf16, M, N, N, 91, true);
-  fill_rotation<<<blocks(N * N), 256>>>(static_cast<__nv_bfloat16*>(b.p), N);
-  CHECK(cudaMemcpy(a.p, first.p, M * N * 2, cudaMemcpyDeviceToDevice));
+  fill<<<blocks(m * n), 256>>>(first.p, GemmType::bf16, m, n, n, 91, true);
+  fill_rotation<<<blocks(n * n), 256>>>(static_cast<__nv_bfloat16*>(b.p), n);
+  CHECK(cudaMemcpy(a.p, first.p, m * n * 2, cudaMemcpyDeviceToDevice));
   CHECK(cudaMemset(difference.p, 0, sizeof(Difference)));
   g.b = b.p;
   g.workspace = workspace.p;
-  g.num_sms = 1;  // each lets the next one come early
+  g.num_sms = num_sms_given;
   cudaStream_t stream;
   CHECK(cudaStreamCreate(&stream));
   const auto enqueue = [&] {
@@ -510,8 +533,8 @@ void test_chain(const std::vector<PlanChoice>& plans) {
   int64_t rotated = 0;
   const auto check_all = [&](const char* what) {
     auto* count = &static_cast<Difference*>(difference.p)->num_different;
-    count_not_rotated<<<blocks(M * N), 256, 0, stream>>>(static_cast<uint16_t*>(first.p),
-                                                         static_cast<uint16_t*>(a.p), M, N, rotated, count);
+    count_not_rotated<<<blocks(m * n), 256, 0, stream>>>(static_cast<uint16_t*>(first.p),
+                                                         static_cast<uint16_t*>(a.p), m, n, rotated, count);
     CHECK(cudaStreamSynchronize(stream));
     Difference d;
     CHECK(cudaMemcpy(&d, difference.p, sizeof d, cudaMemcpyDeviceToHost));
@@ -551,10 +574,12 @@ int main() {
   CHECK(mk::gemm_cluster_limits(&limits));
   const std::vector<PlanChoice> plans = all_plans();
   test_arguments_and_graph();
-  test_chain(plans);
+  test_chain(plans, 520, 512, 1);         // each lets the next one come early
+  test_chain(plans, 200, 2048, num_sms);  // some do
   test_sizes(plans);
   test_layouts_and_types(plans);
   test_many_tiles_a_cta();
+  test_cut_evenly();
   test_same_bits(plans);
   std::printf("%d passed, %d failed\n", num_passed, num_failed);
   return num_failed == 0 ? 0 : 1;

@@ -58,7 +58,7 @@ TEST_CASE("a plan keeps to its SMs, its clusters run at a time, and each has som
 TEST_CASE("few rows on a narrow weight are split, and the more rows the larger the tile") {
   const GemmPlan decode = gemm_plan(shape_of(16, 2560, 8192), NUM_SMS, H200);
   CHECK((decode.block_n == 64 && decode.num_split_ctas == 2));
-  const GemmPlan more = gemm_plan(shape_of(128, 2560, 8192), NUM_SMS, H200);
+  const GemmPlan more = gemm_split_plan(shape_of(128, 2560, 8192), NUM_SMS, H200);
   CHECK((more.block_n == 128 && more.num_split_ctas == 4));
 }
 
@@ -192,7 +192,8 @@ TEST_CASE("some hundred rows that are no multiple of 64 are swapped, in clusters
     CHECK((plan.is_swapped && plan.num_split_ctas == 1 && plan.cluster == expected.cluster));
     CHECK((plan.block_m == expected.block_m && plan.block_n == expected.block_n));
   }
-  const GemmPlan split = gemm_plan(shape_of(160, 2560, 8192), NUM_SMS, H200);
+  const GemmPlan split =
+      gemm_swapped_cluster_plan(shape_of(160, 2560, 8192), GEMM_SWAPPED_TILES, MAX_SPLIT_CTAS, NUM_SMS, H200);
   CHECK((split.is_swapped && split.num_split_ctas == 4 && !split.in_clusters()));
   // Whose tiles are full, or of which another has the clusters' SMs.
   CHECK_FALSE(gemm_plan(shape_of(512, 8192, 8192), NUM_SMS, H200).is_swapped);
@@ -217,6 +218,37 @@ TEST_CASE("clusters have swapped tiles one after the other, and cut along k what
   // With a wave or less of them there is another plan for it.
   CHECK_FALSE(gemm_swapped_waves_plan(shape_of(300, 8192, 7168), {{{128, 152, {1, 2}}}}, true, NUM_SMS, H200)
                   .is_swapped);
+}
+
+TEST_CASE("a few tiles of many k-steps are cut, each among as many CTAs or clusters") {
+  const GemmPlan alone = gemm_plan(shape_of(512, 2048, 14336), NUM_SMS, H200);
+  CHECK((alone.block_m == 128 && alone.block_n == 192 && !alone.in_clusters()));
+  CHECK((alone.num_streamk_tiles == 44 && alone.num_workers == 3 * 44));
+  const GemmPlan clusters = gemm_plan(shape_of(136, 4096, 14336), NUM_SMS, H200);
+  CHECK((walks(clusters) && clusters.cluster == GemmCluster{1, 2}));
+  CHECK((clusters.num_streamk_tiles == 32 && clusters.num_workers == 2 * 32));
+  CHECK(clusters.workspace_bytes ==
+        PartialsLayout(clusters.num_ctas(), clusters.block_m, clusters.block_n).num_bytes);
+  // Of few k-steps there is too little to share.
+  CHECK(gemm_plan(shape_of(136, 2048, 2048), NUM_SMS, H200).num_streamk_tiles == 0);
+  // Whatever the number of SMs or clusters.
+  for (const int64_t m : {65, 129, 200, 256, 300, 512, 1024}) {
+    for (const int64_t n : {8, 300, 1024, 2048, 4096}) {
+      for (const int64_t k : {500, 2048, 8192, 28672}) {
+        for (const int num_sms : {1, 5, 17, 100, NUM_SMS}) {
+          const GemmShape shape = shape_of(m, n, k);
+          const GemmPlan plan = gemm_plan(shape, num_sms, H200);
+          const bool is_all_cut =
+              plan.num_streamk_tiles > 0 && plan.num_streamk_tiles == gemm_plan_num_tiles(shape, plan);
+          if (!is_all_cut || plan.num_workers % plan.num_streamk_tiles != 0) continue;
+          INFO("m " << m << " n " << n << " k " << k << " on " << num_sms);
+          CHECK(plan.num_ctas() <= num_sms);
+          CHECK(k / GEMM_BLOCK_K / (plan.num_workers / plan.num_streamk_tiles) > 0);
+          CHECK(plan.workspace_bytes <= gemm_max_workspace_bytes(num_sms));
+        }
+      }
+    }
+  }
 }
 
 TEST_CASE("swapped tiles of a cluster share the rows out evenly") {
