@@ -14,6 +14,12 @@
 using namespace mk;
 using namespace mk::test;
 
+namespace {
+
+constexpr GemmClusterLimits H200 = {{0, 0, 66, 39, 30}};
+
+}  // namespace
+
 TEST_CASE("pushes of partial sums are paced where the links have time") {
   const auto is_paced = [](int64_t m, int64_t n, int64_t k) {
     return plan_of(make_call(MK_OPERATOR_GEMM_REDUCE_SCATTER, m, n, k), 0, 4).is_paced;
@@ -284,7 +290,6 @@ TEST_CASE("an all-reduce's owners take turns in blocks of about half a wave, a r
 }
 
 TEST_CASE("a reduction of some hundred rows has its operands swapped, and ranks agree on all of it") {
-  constexpr GemmClusterLimits H200 = {{0, 0, 66, 39, 30}};
   for (const mk_operator_t op : {MK_OPERATOR_GEMM_REDUCE_SCATTER, MK_OPERATOR_GEMM_ALLREDUCE}) {
     for (const mk_algorithm_t algorithm : {MK_ALGORITHM_AUTO, MK_ALGORITHM_ONE_SHOT, MK_ALGORITHM_TWO_SHOT}) {
       for (const int nranks : {2, 3, 4, 8}) {
@@ -339,6 +344,17 @@ TEST_CASE("a reduction of some hundred rows has its operands swapped, and ranks 
   few.m = 128;
   many.m = 1100;
   for (const GemmCall& other : {exact, tuned, few, many}) CHECK(!is_swapped(other, H200));
+}
+
+TEST_CASE("much that is exchanged among many is sent beside the product, if owners' rows fill their tiles") {
+  const auto is_swapped = [](int64_t m, int64_t n, int nranks) {
+    const GemmCall call = make_call(MK_OPERATOR_GEMM_REDUCE_SCATTER, m, n, 2048);
+    return rank_gemm_plan(call, 0, nranks, NUM_SMS, nullptr, H200).value().gemm.is_swapped;
+  };
+  CHECK(!is_swapped(768, 28672, 4));
+  CHECK(is_swapped(600, 28672, 4));  // owners have 150 rows
+  CHECK(is_swapped(420, 28672, 4));  // one row of tiles
+  CHECK(is_swapped(700, 16384, 4));
 }
 
 TEST_CASE("each row of swapped tiles has a place of its own, and a unit waits for the tiles that it is in") {
