@@ -43,7 +43,7 @@ constexpr double EXCHANGE_CYCLES = 8000;
 constexpr double EXCHANGE_CYCLES_LARGE = 14000;
 constexpr double EXCHANGE_CYCLES_OF_CLUSTERS = 10000;
 constexpr double EXCHANGE_BYTES_PER_CYCLE = 30;
-// Where all tiles are cut, and all alike: by what the cycles of a k-step are divided there, and the exchange.
+// Where all tiles are cut, and all alike: what the cycles of a k-step are divided by there, and the exchange.
 constexpr double EVENLY_CUT_MHZ = 1450;
 constexpr double EVENLY_CUT_MHZ_OF_CLUSTERS = 1350;
 constexpr double EVENLY_CUT_MHZ_OF_PING_PONG = 1550;
@@ -53,7 +53,7 @@ constexpr double EVENLY_CUT_US_OF_CLUSTERS = 1;
 constexpr double EVENLY_CUT_US_OF_64_ROWS = 2.5;
 constexpr double EVENLY_CUT_BYTES_PER_US = 98e3;
 constexpr double EVENLY_CUT_BYTES_PER_US_IN_PING_PONG = 53e3;
-// With a larger B tiles of 64 rows, which read it again and again, took up to a third longer than that.
+// With a larger B tiles of 64 rows, which read it again and again, took up to half as long again as that.
 constexpr double MOST_B_BYTES_OF_64_ROWS = 34e6;
 constexpr double MOST_B_BYTES_OF_64_OF_FEW_ROWS = 21e6;  // with up to FEW_ROWS_OF_WHOLE_TILES
 constexpr int MOST_EVEN_PIECES = 8;
@@ -317,11 +317,14 @@ void deal_out(const GemmShape& shape, int most_workers, int num_streamk_tiles, G
 
 // How many workers each of `tiles` can have, of as many as there are; fewer than 2: it is not cut.
 int even_pieces(const GemmShape& shape, int64_t tiles, int most_workers) {
+  static_assert(LEAST_K_TO_CUT_EVENLY >= MOST_EVEN_PIECES * MIN_SPLIT_STEPS * GEMM_BLOCK_K);
   if (tiles == 0 || shape.k < LEAST_K_TO_CUT_EVENLY) return 0;
-  const int64_t k_steps = ceil_divide(shape.k, GEMM_BLOCK_K);
-  if (tiles * k_steps > INT_MAX) return 0;  // as in deal_out()
-  const int64_t most = std::min<int64_t>(MOST_EVEN_PIECES, k_steps / MIN_SPLIT_STEPS);
-  return static_cast<int>(std::min(most, most_workers / tiles));
+  return static_cast<int>(std::min<int64_t>(MOST_EVEN_PIECES, most_workers / tiles));
+}
+
+int clusters_at_a_time(const GemmSwappedTile& tile, int num_sms, const GemmClusterLimits& limits) {
+  const int num_ctas = tile.cluster.m * tile.cluster.n;
+  return std::min(limits.at_a_time[num_ctas], num_sms / num_ctas);
 }
 
 // The plans that cut all tiles, one for each tile of which there are so few: consider(plan). Rows that were not
@@ -333,27 +336,25 @@ void consider_evenly_cut_plans(const GemmShape& shape, int num_sms, const GemmCl
   const double most_b_bytes =
       shape.m <= FEW_ROWS_OF_WHOLE_TILES ? MOST_B_BYTES_OF_64_OF_FEW_ROWS : MOST_B_BYTES_OF_64_ROWS;
   const bool has_low_tiles = shape.m <= FEW_ROWS_OF_CUT_TILES && 2.0 * shape.k * shape.n <= most_b_bytes;
+  // plan_with(workers, cut tiles); `tiled`: the shape as its tiles have it.
+  const auto cut = [&](const GemmShape& tiled, int most_workers, const auto& plan_with) {
+    const auto num_tiles = static_cast<int>(gemm_plan_num_tiles(shape, plan_with(most_workers, -1)));
+    const int pieces = even_pieces(shape, num_tiles, most_workers);
+    if (pieces < 2) return;
+    GemmPlan plan = plan_with(pieces * num_tiles, num_tiles);
+    if (plan.num_streamk_tiles == 0) return;  // deal_out() could not
+    plan.predicted_us = predict_evenly_cut_us(tiled, plan);
+    consider(plan);
+  };
   for (const GemmTile& tile : GEMM_TILES) {
     if (tile.block_m == 64 ? !has_low_tiles : shape.m <= FEW_ROWS_OF_WHOLE_TILES) continue;
-    const auto num_tiles =
-        static_cast<int>(gemm_plan_num_tiles(shape, gemm_plan_with(shape, num_sms, tile, -1)));
-    const int pieces = even_pieces(shape, num_tiles, num_sms);
-    if (pieces < 2) continue;
-    GemmPlan plan = gemm_plan_with(shape, pieces * num_tiles, tile, num_tiles);
-    plan.predicted_us = predict_evenly_cut_us(shape, plan);
-    consider(plan);
+    cut(shape, num_sms,
+        [&](int workers, int num_cut) { return gemm_plan_with(shape, workers, tile, num_cut); });
   }
   for (const GemmSwappedTile& tile : GEMM_SWAPPED_TILES) {
-    const int num_ctas = tile.cluster.m * tile.cluster.n;
-    if (num_ctas == 1 || !gemm_swapped_tile_walks(tile)) continue;
-    const int most_clusters = std::min(limits.at_a_time[num_ctas], num_sms / num_ctas);
-    const auto num_tiles =
-        static_cast<int>(gemm_plan_num_tiles(shape, gemm_swapped_plan_with(shape, most_clusters, tile, -1)));
-    const int pieces = even_pieces(shape, num_tiles, most_clusters);
-    if (pieces < 2) continue;
-    GemmPlan plan = gemm_swapped_plan_with(shape, pieces * num_tiles, tile, num_tiles);
-    plan.predicted_us = predict_evenly_cut_us(swapped(shape), plan);
-    consider(plan);
+    if (tile.cluster.m * tile.cluster.n == 1 || !gemm_swapped_tile_walks(tile)) continue;
+    cut(swapped(shape), clusters_at_a_time(tile, num_sms, limits),
+        [&](int workers, int num_cut) { return gemm_swapped_plan_with(shape, workers, tile, num_cut); });
   }
 }
 
@@ -502,9 +503,8 @@ GemmPlan gemm_swapped_waves_plan(const GemmShape& shape, std::span<const GemmSwa
     if (!best.is_swapped || plan.predicted_us < best.predicted_us) best = plan;
   };
   for (const GemmSwappedTile& tile : tiles) {
-    const int num_ctas = tile.cluster.m * tile.cluster.n;
-    if (num_ctas == 1 || !gemm_swapped_tile_walks(tile)) continue;
-    const int most_clusters = std::min(limits.at_a_time[num_ctas], num_sms / num_ctas);
+    if (tile.cluster.m * tile.cluster.n == 1 || !gemm_swapped_tile_walks(tile)) continue;
+    const int most_clusters = clusters_at_a_time(tile, num_sms, limits);
     if (most_clusters == 0) continue;
     const GemmPlan whole = gemm_swapped_plan_with(shape, most_clusters, tile, -1);
     const int64_t num_tiles = gemm_plan_num_tiles(shape, whole);
@@ -590,13 +590,13 @@ GemmPlan gemm_plan(const GemmShape& shape, int num_sms, const GemmClusterLimits&
       if (clusters.is_swapped) consider(clusters);
     }
   }
-  GemmPlan split = gemm_split_plan(shape, num_sms, limits);
+  const GemmPlan split = gemm_split_plan(shape, num_sms, limits);
   if (split.num_split_ctas > 1) consider(split);
   if (shape.m > LOWEST_TILE.block_m && shape.m <= FEW_ROWS && shape.n > 0 && !shape.a_transposed) {
     for (const int num_split_ctas : {2, 4}) {
-      split = gemm_split_plan_with(shape, LOWEST_TILE, num_split_ctas);
-      split.predicted_us *= SPLIT_LOWEST_TILES_FACTOR;
-      if (gemm_plan_fits_at_once(split, num_sms, limits) && can_be_split(shape, split)) consider(split);
+      GemmPlan lowest = gemm_split_plan_with(shape, LOWEST_TILE, num_split_ctas);
+      lowest.predicted_us *= SPLIT_LOWEST_TILES_FACTOR;
+      if (gemm_plan_fits_at_once(lowest, num_sms, limits) && can_be_split(shape, lowest)) consider(lowest);
     }
   }
   const GemmPlan pairs = gemm_pair_plan(shape, num_sms, limits);

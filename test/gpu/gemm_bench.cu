@@ -376,6 +376,12 @@ class Bench {
     return best;
   }
 
+  // As many workers as give each of fewer tiles the same number, some; 0: there are none, or it is all of them.
+  static int even_workers(int tiles, int workers) {
+    const int even = tiles < workers ? workers / tiles * tiles : 0;
+    return even > tiles && even < workers ? even : 0;
+  }
+
   void add_plans(const Problem& p, const mk::GemmTile& tile, std::vector<mk::GemmPlan>* plans) {
     if (p.m > 256 && tile.block_m == 64) return;
     if (p.m <= 64 && tile.block_m > 64 && p.n < 14336) return;
@@ -387,9 +393,8 @@ class Bench {
       if (streamk == 0 || streamk > tiles || tiles > 6 * workers) continue;
       plans->push_back(mk::gemm_plan_with(shape_of(p), num_sms_, tile, streamk));
     }
-    const int even_workers = tiles < workers ? workers / tiles * tiles : 0;
-    if (even_workers > tiles && even_workers < workers)
-      plans->push_back(mk::gemm_plan_with(shape_of(p), even_workers, tile, tiles));
+    if (const int even = even_workers(tiles, workers); even > 0)
+      plans->push_back(mk::gemm_plan_with(shape_of(p), even, tile, tiles));
     if (tiles > 6 * workers) {
       for (const int group : {8, 32}) {
         plans->push_back(whole);
@@ -411,9 +416,8 @@ class Bench {
       if (streamk != 0 && streamk <= tiles)
         plans->push_back(mk::gemm_swapped_plan_with(shape_of(p), workers, tile, streamk));
     }
-    const int even_workers = tiles < workers ? workers / tiles * tiles : 0;
-    if (even_workers > tiles && even_workers < workers)
-      plans->push_back(mk::gemm_swapped_plan_with(shape_of(p), even_workers, tile, tiles));
+    if (const int even = even_workers(tiles, workers); even > 0)
+      plans->push_back(mk::gemm_swapped_plan_with(shape_of(p), even, tile, tiles));
   }
 
   cudaStream_t stream_;

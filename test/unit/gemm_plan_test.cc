@@ -232,6 +232,7 @@ TEST_CASE("a few tiles of many k-steps are cut, each among as many CTAs or clust
   // Of few k-steps there is too little to share.
   CHECK(gemm_plan(shape_of(136, 2048, 2048), NUM_SMS, H200).num_streamk_tiles == 0);
   // Whatever the number of SMs or clusters.
+  int num_cut = 0;
   for (const int64_t m : {65, 129, 200, 256, 300, 512, 1024}) {
     for (const int64_t n : {8, 300, 1024, 2048, 4096}) {
       for (const int64_t k : {500, 2048, 8192, 28672}) {
@@ -242,13 +243,15 @@ TEST_CASE("a few tiles of many k-steps are cut, each among as many CTAs or clust
               plan.num_streamk_tiles > 0 && plan.num_streamk_tiles == gemm_plan_num_tiles(shape, plan);
           if (!is_all_cut || plan.num_workers % plan.num_streamk_tiles != 0) continue;
           INFO("m " << m << " n " << n << " k " << k << " on " << num_sms);
+          ++num_cut;
           CHECK(plan.num_ctas() <= num_sms);
-          CHECK(k / GEMM_BLOCK_K / (plan.num_workers / plan.num_streamk_tiles) > 0);
+          CHECK(k / GEMM_BLOCK_K >= 4 * (plan.num_workers / plan.num_streamk_tiles));
           CHECK(plan.workspace_bytes <= gemm_max_workspace_bytes(num_sms));
         }
       }
     }
   }
+  CHECK(num_cut > 100);
 }
 
 TEST_CASE("swapped tiles of a cluster share the rows out evenly") {
