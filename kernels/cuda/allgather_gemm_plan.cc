@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/gemm_type.h"
 #include "kernels/cuda/rank_gemm_plan_parts.h"
+#include "kernels/device/rank_comm.h"
 #include "kernels/device/rank_gemm_tiles.h"
 #include "kernels/ops/allgather_gemm/plan.h"
 #include "kernels/ops/allgather_gemm/push_units.h"
@@ -17,13 +18,15 @@ namespace {
 using allgather_gemm::WgradOrder;
 
 constexpr int MIN_PANEL_STEPS = 4;
+static_assert(MIN_PANEL_STEPS >= MAX_SPLIT_CTAS);  // a part of a panel for each (PanelPart)
 // Tiles of so few rows are those of all ranks, whatever the model says; of up to MOST_ROWS_OF_MERGED, where it
 // does. Of tiles of one rank's rows, in one wave as well, half wait for rows while the others are computed.
 constexpr int64_t MAX_MERGED_ROWS = 256;
 constexpr int64_t MOST_ROWS_OF_MERGED = 1024;
 constexpr double WAIT_OF_MERGED_US = 20;
 // Few rows: what a rank brings to all is there as soon in one panel, and each takes a flag's latency.
-constexpr double FEW_ROWS_PANEL_BYTES = 512 << 10;
+constexpr double FEW_ROWS_PANEL_BYTES = 256 << 10;
+constexpr int64_t LEAST_FEW_ROWS_PANELS = 3;
 // Whatever else the L2 holds.
 constexpr int64_t MOST_B_BYTES_IN_L2 = 64 << 20;
 // Up to so many bytes leave from the CTAs that compute, whatever the product.
@@ -235,6 +238,19 @@ bool merges_rows(const GemmCall& call, int nranks, int num_sms, const RankGemmPl
   return merged.block_m > 0 && merged.predicted_us + WAIT_OF_MERGED_US < apart.predicted_us;
 }
 
+// Push warps of each CTA that computes. One that feeds several peers keeps the links busy as long as most SMs
+// have one; with two the first panels come later, which only a product that is shorter than its rows are on
+// their way does not mind. A unit for one peer takes as long to get away.
+int choose_push_warps(const GemmCall& call, int nranks, const RankGemmPlan& to) {
+  constexpr double LEAST_LINK_SHARE = 0.75;
+  if (nranks == 2) return NUM_PUSH_WARPS;
+  const double link_us =
+      static_cast<double>(ceil_div(call.m, nranks) * travelling_columns(call) * 2 * (nranks - 1)) /
+      LINK_BYTES_PER_US;
+  const bool in_pairs = to.merged && to.gemm.in_clusters() && !to.gemm.is_swapped;
+  return in_pairs && link_us > LEAST_LINK_SHARE * to.gemm.predicted_us ? NUM_PUSH_WARPS : 1;
+}
+
 // What depends on chunks, of which every rank has at most to.plan.num_chunks.
 Status plan_chunks(const GemmCall& call, int rank, int nranks, RankGemmPlan& to) {
   const int64_t row_bytes = travelling_columns(call) * 2;
@@ -315,11 +331,11 @@ Status plan_gather(const GemmCall& call, int rank, int nranks, int num_sms, cons
   }
   if (num_sms == 0) return {};
   // Tiles in flight at once would wait for their data together: panels.
-  const double few = static_cast<double>(max_rows * call.k * 2) / FEW_ROWS_PANEL_BYTES;
-  const int64_t most_panels =
-      max_rows <= CHUNK_ROWS && !to.is_between_nodes
-          ? std::clamp<int64_t>(static_cast<int64_t>(few), 1, allgather_gemm::MAX_PANELS)
-          : allgather_gemm::MAX_PANELS;
+  int64_t most_panels = allgather_gemm::MAX_PANELS;
+  if (max_rows <= CHUNK_ROWS && !to.is_between_nodes) {
+    const auto few = static_cast<int64_t>(static_cast<double>(max_rows * call.k * 2) / FEW_ROWS_PANEL_BYTES);
+    most_panels = few < LEAST_FEW_ROWS_PANELS ? 1 : std::min(few, most_panels);
+  }
   to.num_panels = static_cast<int>(std::clamp<int64_t>(
       std::min(k_steps / MIN_PANEL_STEPS, kFlagsPerBank / flags_per_panel), 1, most_panels));
   to.panel_steps = static_cast<int>(std::max<int64_t>(1, ceil_div(k_steps, to.num_panels)));
@@ -331,6 +347,7 @@ Status plan_gather(const GemmCall& call, int rank, int nranks, int num_sms, cons
     choose_late_workers(call, to.merged ? call.m : max_rows, call.k, bytes, num_sms, to);
   }
   to.sweeps_columns = sweeps_columns(call, nranks, num_sms, to);
+  to.num_push_warps = choose_push_warps(call, nranks, to);
   to.area_bytes = call.m * round_up(call.k * 2, 16);
   fill_public_plan(call, nranks, num_sms, to);
   return plan_chunks(call, rank, nranks, to);
@@ -355,6 +372,7 @@ Status plan_wgrad(const GemmCall& call, int rank, int nranks, int num_sms, RankG
   const int64_t panel_steps = round_up(ceil_div(steps, most_panels), WGRAD_PANEL_COLUMNS / GEMM_BLOCK_K);
   to.panel_steps = static_cast<int>(to.is_between_nodes ? steps : panel_steps);
   to.num_panels = static_cast<int>(ceil_div(steps, to.panel_steps));
+  to.num_push_warps = choose_push_warps(call, nranks, to);
   if (!to.is_between_nodes) {
     const double bytes = static_cast<double>(max_rows * call.n * 2) * (nranks - 1);
     choose_late_workers(call, call.k, rows, bytes, num_sms, to);

@@ -28,6 +28,7 @@ struct RankGemmPlan {
   // All-gather.
   int num_panels = 1;
   int panel_steps = 1;
+  int num_push_warps = 1;       // of a CTA that computes
   int num_late = 0;             // CTAs that first push and then compute
   int late_tile = 0;            // whole tiles that are dealt out among the others before
   bool shares_tiles = false;    // see LateTileSchedule

@@ -8,13 +8,13 @@
 #include <cstdint>
 
 #include "kernels/device/push_signals.cuh"
+#include "kernels/device/rank_comm.h"
 #include "kernels/ptx/mbarrier.cuh"
 #include "kernels/ptx/tma.cuh"
 #include "kernels/ptx/warp.cuh"
 
 namespace mk {
 
-constexpr int NUM_PUSH_WARPS = 2;  // of a CTA that computes
 constexpr int PUSH_STAGES = 2;
 // A piece of a push warp beside a product, and of a warp of a CTA that does nothing else.
 constexpr int PUSH_PIECE_BYTES = 4096;

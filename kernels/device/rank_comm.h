@@ -80,6 +80,8 @@ struct HostMailbox {
   LaunchEnds ends;  // the host's copy; no kernel's
 };
 
+// Of a CTA that computes, at most.
+constexpr int NUM_PUSH_WARPS = 2;
 // Tiles that a CTA has finished and its push warps have yet to send; the largest is 128x256 of fp32.
 constexpr int NUM_STAGED_TILES = 2;
 constexpr size_t STAGING_BYTES = NUM_STAGED_TILES * 128 * 256 * 4;

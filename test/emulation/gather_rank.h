@@ -50,6 +50,7 @@ class GatherRank {
     params->schedule.max_chunks = std::max(1, num_chunks(max_rows, shape.chunk_rows));
     params->m = static_cast<int>(shape.m);
     params->max_rows = static_cast<int>(std::max<int64_t>(1, max_rows));
+    params->num_push_warps = comm.nranks == 2 ? NUM_PUSH_WARPS : 1;
     params->panel_steps = shape.panel_steps;
     params->num_panels =
         static_cast<int>(std::max<int64_t>(1, ceil_div(ceil_div(shape.columns, 64), shape.panel_steps)));

@@ -44,6 +44,7 @@ struct GatherShape {
   bool compute_afterwards;  // push CTAs
   Tiles tiles;
   bool gathered;
+  int push_warps = 1;  // between two ranks all
 };
 
 class NodeGatherRank : public GatherRank {
@@ -57,6 +58,7 @@ class NodeGatherRank : public GatherRank {
     CudaParams params{};
     describe(shape.rows, &params);
     const int nranks = params.comm.nranks;
+    params.num_push_warps = std::max(params.num_push_warps, shape.push_warps);
     params.merged = shape.tiles == Tiles::merged;
     const auto tile_rows =
         static_cast<int>(ceil_div(params.merged ? shape.rows.m : params.max_rows, EmulatedConfig::BLOCK_M));
@@ -193,6 +195,8 @@ TEST_CASE("inside a node a tile's rows are there when its panels have been waite
                    GatherShape{{3, 24}, 0, false, Tiles::merged, true},
                    GatherShape{{200, 256, 32, 4}, 0, false, Tiles::merged, false},
                    GatherShape{{150, 520, 32, 2}, 0, false, Tiles::merged, true},
+                   GatherShape{{300, 520, 32, 2}, 0, false, Tiles::merged, true, NUM_PUSH_WARPS},
+                   GatherShape{{3, 24}, 0, false, Tiles::merged, true, NUM_PUSH_WARPS},
                    GatherShape{{300, 520, 32, 2}, 0, false, Tiles::swept, false},
                    GatherShape{{1, 600, 32, 4}, 0, false, Tiles::of_sources, true},
                    GatherShape{{0, 64}, 0, false, Tiles::of_sources, false},

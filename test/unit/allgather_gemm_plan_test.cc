@@ -197,6 +197,35 @@ TEST_CASE("clusters share the tiles of an all-gather of few rows, and ranks agre
   CHECK(plan.value().gemm.num_split_ctas == 1);
 }
 
+TEST_CASE("few rows travel in panels, each worth its flags") {
+  const auto panels = [](int64_t m, int64_t k, int nranks) {
+    return plan_of(make_call(MK_OPERATOR_ALLGATHER_GEMM, m, 2560, k), 0, nranks).num_panels;
+  };
+  CHECK(panels(512, 8192, 4) == allgather_gemm::MAX_PANELS);
+  CHECK(panels(256, 8192, 4) == 4);
+  CHECK(panels(200, 8192, 4) == 3);
+  CHECK(panels(128, 8192, 4) == 1);
+  CHECK(panels(256, 4096, 4) == 1);
+  CHECK(panels(16, 8192, 2) == 1);
+}
+
+TEST_CASE("two warps of a CTA push between two ranks, and where rows are on their way longer than a product") {
+  constexpr GemmClusterLimits H200 = {{0, 0, 66, 39, 30}};
+  const auto push_warps = [&](int64_t m, int64_t n, int64_t k, int nranks) {
+    const GemmCall call = make_call(MK_OPERATOR_ALLGATHER_GEMM, m, n, k);
+    const Result<RankGemmPlan> plan = rank_gemm_plan(call, 0, nranks, NUM_SMS, nullptr, H200);
+    REQUIRE(plan.ok());
+    return plan.value().num_push_warps;
+  };
+  CHECK(push_warps(2048, 512, 2048, 4) == 2);
+  CHECK(push_warps(4096, 256, 8192, 4) == 2);
+  CHECK(push_warps(1024, 512, 4096, 4) == 2);
+  CHECK(push_warps(1024, 2560, 8192, 4) == 1);
+  CHECK(push_warps(4096, 1024, 4096, 4) == 1);  // tiles of each rank's rows, which wait for them in their order
+  CHECK(push_warps(16, 2560, 8192, 4) == 1);
+  CHECK(push_warps(1024, 2560, 8192, 2) == 2);
+}
+
 TEST_CASE("CTAs of an all-gather of one wave load B in pairs, where their tiles are narrow enough") {
   constexpr GemmClusterLimits H200 = {{0, 0, 66, 39, 30}};
   const auto plan_with = [&](const GemmCall& call, int nranks) {

@@ -408,3 +408,25 @@ TEST_CASE("where memory is slow, CTAs of long reductions keep in step") {
   }
   CHECK(k_steps(MK_OPERATOR_ALLGATHER_GEMM, H100_MEMORY_BYTES_PER_US) == OUT_OF_STEP_K_STEPS);
 }
+
+TEST_CASE("ranks begin with different owners of a tile's rows, and come to themselves last") {
+  using gemm_reduce_scatter::first_in_turn;
+  for (const int nranks : {1, 2, 3, 4, 8}) {
+    for (int first = 0; first < nranks; ++first) {
+      for (int end = first + 1; end <= nranks; ++end) {
+        CAPTURE(nranks, first, end);
+        std::vector<int> begin_with(nranks, 0);
+        for (int rank = 0; rank < nranks; ++rank) {
+          const int owner = first_in_turn(rank, first, end);
+          REQUIRE((owner >= first && owner < end));
+          ++begin_with[owner];
+          if (rank < first || rank >= end) continue;
+          CHECK(owner == (rank + 1 < end ? rank + 1 : first));
+        }
+        const int num_owners = end - first;
+        for (int owner = first; owner < end; ++owner)
+          CHECK(begin_with[owner] <= (nranks + num_owners - 1) / num_owners);
+      }
+    }
+  }
+}

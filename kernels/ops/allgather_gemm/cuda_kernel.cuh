@@ -545,9 +545,7 @@ __device__ __forceinline__ void run_copy_warp(const RankLaunch& launch, const Cu
   if (watches) watch_panels(launch, params, *panels);
   // A CTA that has pushed before it computes.
   if (static_cast<int>(blockIdx.x) >= warp.num_ctas) return;
-  // One push warp a CTA that feeds several peers keeps the links busy; with two the first panels would come
-  // later. A unit for one peer takes as long to get away.
-  const int num_warps = params.comm.nranks == 2 ? NUM_PUSH_WARPS : 1;
+  const int num_warps = params.num_push_warps;
   if (warp.warp < num_warps && !watches && params.schedule.k > 0 &&
       static_cast<int>(gridDim.x) == params.tiles.num_workers) {
     push_beside_product(launch, params, push, warp.warp, num_warps);

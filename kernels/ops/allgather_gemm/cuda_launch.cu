@@ -43,6 +43,7 @@ void fill_gather(const GemmCall& call, const RankGemmPlan& plan, const RankComm&
   params->max_rows = static_cast<int>(std::max<int64_t>(1, ceil_div(call.m, comm.nranks)));
   params->merged = plan.merged;
   params->num_panels = plan.num_panels;
+  params->num_push_warps = plan.num_push_warps;
   params->panel_steps = plan.panel_steps;
   params->piece_rows = piece_rows(std::min<int64_t>(columns, int64_t{plan.panel_steps} * GEMM_BLOCK_K) * 2);
   params->a_pitch = round_up(std::max(call.lda, columns), 8) * 2;
@@ -97,6 +98,10 @@ class ForwardLaunchOf : public RankGemmLaunch {
     fill_gather(call, plan, comm, &params_);
     params_.tiles = tiles_of(call, plan);
     params_.num_split_ctas = plan.gemm.num_split_ctas;
+    for (int i = 0; i < params_.num_split_ctas; ++i) {
+      params_.panel_parts[i] =
+          PanelPart(params_.tiles.num_k_steps, plan.panel_steps, i, params_.num_split_ctas);
+    }
     params_.late_tiles = late_tiles_of(params_.tiles, plan);
     params_.order = {std::max(1, plan.tile_rows), num_in_turn(plan, comm)};
     const int chunk_rows = plan.plan.chunk_rows, block_m = plan.gemm.block_m;

@@ -10,6 +10,8 @@
 #include "kernels/device/load_params.h"
 #include "kernels/device/rank_comm.h"
 #include "kernels/device/rank_tiles.h"
+#include "kernels/gemm/gemm_plan.h"
+#include "kernels/ops/allgather_gemm/panel_part.h"
 #include "kernels/ops/allgather_gemm/push_units.h"
 #include "kernels/ops/allgather_gemm/schedule.h"
 
@@ -35,10 +37,12 @@ struct CudaParams {
   PushUnits push_units;
   // A chunk travels in panels of columns, each with a flag of its own, together with the others that are
   // computed at the same time: their tiles then compute along with the arrival, and not one after another.
-  int num_panels;      // up to MAX_PANELS
-  int panel_steps;     // k-steps a panel; mode WGRAD: times 64 columns of C
-  int piece_rows;      // of a chunk, that a warp brings to the gathered A at a time
-  int num_split_ctas;  // of a cluster, which share a tile's inner dimension
+  int num_panels;                         // up to MAX_PANELS
+  int panel_steps;                        // k-steps a panel; mode WGRAD: times 64 columns of C
+  int num_push_warps;                     // of a CTA that computes
+  int piece_rows;                         // of a chunk, that a warp brings to the gathered A at a time
+  int num_split_ctas;                     // of a cluster, which share a tile's inner dimension
+  PanelPart panel_parts[MAX_SPLIT_CTAS];  // what each of them has of it
   const std::byte* a;
   int64_t a_pitch;        // bytes
   std::byte* a_gathered;  // or null

@@ -26,7 +26,8 @@ struct SplitStorage {
 
 template <class Config>
 __device__ __forceinline__ void produce_split(const RankLaunch& launch, SplitStorage<Config>& smem,
-                                              const CudaParams& params, const TileWork& work) {
+                                              const CudaParams& params, const TileWork& work,
+                                              const PanelPartSteps& steps) {
   GatheredMap map_gathered;
   ptx::prefetch_tensormap(&params.load.map_b);
   const int first_row = work.m_tile * Config::BLOCK_M;
@@ -38,7 +39,7 @@ __device__ __forceinline__ void produce_split(const RankLaunch& launch, SplitSto
   await_pushes(params, smem.push);
   const CUtensorMap* map_a = &params.map_gathered[map_gathered.get(launch)];
   load_first_tile<Config>(smem.mainloop, stages, params.load, {map_a, first_row, params.m - first_row}, work,
-                          panels);
+                          panels, steps);
   await_sharing_ctas<Config>(smem.mainloop, stages);
   tracer.end();
 }
@@ -51,7 +52,10 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   const RankLaunch launch(params.comm);
   launch.begin_cta();
   const SplitPlace<Config> place;
-  const TileWork work = split_work(params.tiles, place, params.num_split_ctas);
+  TileWork work = split_work(params.tiles, place, params.num_split_ctas);
+  const PanelPart& part = params.panel_parts[place.index];
+  work.k_begin = 0;
+  work.k_end = part.num_steps;
   if (threadIdx.x == 0) {
     push_init(smem.push);
     panels_init(smem.panels);
@@ -60,7 +64,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   __syncthreads();
   if constexpr (Config::IN_CLUSTERS) cluster_meet();  // the other one writes to this one's stages
   run_roles<Config>(
-      gridDim.x, [&] { produce_split<Config>(launch, smem, params, work); },
+      gridDim.x, [&] { produce_split<Config>(launch, smem, params, work, PanelPartSteps(part)); },
       [&](const CopyWarp& warp) { run_copy_warp(launch, params, smem.push, &smem.panels, warp); },
       [&](int warpgroup) __attribute__((always_inline)) {
         const SplitProduct product = {params.m, params.epilogue.n, Config::BLOCK_N, params.num_split_ctas,

@@ -34,42 +34,63 @@ struct ExchangeColumns {
 
   // From column `m` and row `n` of the product on.
   template <int NUM_ACCUMULATORS>
-  __device__ __forceinline__ void operator()(float (&accumulators)[NUM_ACCUMULATORS], int m, int n,
+  __device__ __forceinline__ void operator()(const float (&accumulators)[NUM_ACCUMULATORS], int m, int n,
                                              int n_end) const {
-    if (!__any_sync(~0u, m < params.output.n)) return;
+    if (!__any_sync(~0u, m < params.output.n && n < n_end)) return;
     const bool one_shot = params.reduction == Reduction::one_shot;
-    const int nranks = params.comm.nranks;
-    // This rank itself comes last.
+    const int rank = params.comm.rank;
+    const int max_rows = params.merged_rows.max_rows;
+    const int64_t column = rank * params.slot_bytes + panels_of(params).offset(0, m + turned_column());
+    const int row = n + static_cast<int>(threadIdx.x) % 32 / 4;
+    const int first_owner = one_shot ? 0 : n / params.rows_of_owner;
+    const int end_owner = one_shot ? params.comm.nranks : (n_end - 1) / params.rows_of_owner + 1;
+    int owner = first_in_turn(rank, first_owner, end_owner);
+    uint2 fours[NUM_ACCUMULATORS / 4];
 #pragma unroll 1
-    for (int step = one_shot ? 1 : nranks; step <= nranks; ++step) {
-      const int peer =
-          params.comm.rank + step < nranks ? params.comm.rank + step : params.comm.rank + step - nranks;
-      if (params.comm_type == GemmType::bf16) {
-        store<__nv_bfloat16>(accumulators, one_shot ? peer : -1, m, n, n_end);
+    for (int i = first_owner; i < end_owner; ++i) {
+      const int first_row = one_shot ? 0 : owner * max_rows;
+      const OwnedRows rows = {launch.area(owner, column), row - first_row,
+                              (one_shot ? n_end : min(n_end, first_row + max_rows)) - first_row};
+      if (i > first_owner) {
+        store(rows, fours);
+      } else if (params.comm_type == GemmType::bf16) {
+        turn_and_store<__nv_bfloat16>(rows, accumulators, fours);
       } else {
-        store<__half>(accumulators, one_shot ? peer : -1, m, n, n_end);
+        turn_and_store<__half>(rows, accumulators, fours);
       }
+      owner = owner + 1 < end_owner ? owner + 1 : first_owner;
     }
     __syncwarp();
   }
 
  private:
-  // Eight rows at a time: as store_columns_16_bit() does. `peer`: who gets them all, if anyone does.
-  template <class T, int NUM_ACCUMULATORS>
-  __device__ __forceinline__ void store(const float (&d)[NUM_ACCUMULATORS], int peer, int m, int n,
-                                        int n_end) const {
-    const int64_t slot = params.comm.rank * params.slot_bytes;
-    const int64_t first = slot + panels_of(params).offset(0, m + turned_column());
-    int row = n + static_cast<int>(threadIdx.x) % 32 / 4;
-#pragma unroll
-    for (int i = 0; i < NUM_ACCUMULATORS / 4; ++i, row += 8) {
-      const uint2 four = turned<T>(d + 4 * i);
-      const int owner = peer >= 0 ? peer : row / params.rows_of_owner;
-      const int own_row = peer >= 0 ? row : row - owner * params.merged_rows.max_rows;
-      if (row < n_end)
-        *reinterpret_cast<uint2*>(launch.area(owner, first + int64_t{own_row} * PartialPanels::ROW_BYTES)) =
-            four;
+  // Of one owner.
+  struct OwnedRows {
+    std::byte* first;  // where its first row is to be, from this lane's column on
+    int row;           // this lane's first, and then every eighth; less than 0: not one of its
+    int end;
+
+    __device__ __forceinline__ void store(int i, const uint2& four) const {
+      const int own_row = row + 8 * i;
+      if (own_row >= 0 && own_row < end)
+        *reinterpret_cast<uint2*>(first + int64_t{own_row} * PartialPanels::ROW_BYTES) = four;
     }
+  };
+
+  // Eight rows at a time: as store_columns_16_bit() does.
+  template <class T, int NUM_FOURS>
+  __device__ __forceinline__ static void turn_and_store(const OwnedRows& rows, const float (&d)[4 * NUM_FOURS],
+                                                        uint2 (&fours)[NUM_FOURS]) {
+#pragma unroll
+    for (int i = 0; i < NUM_FOURS; ++i) {
+      fours[i] = turned<T>(d + 4 * i);
+      rows.store(i, fours[i]);
+    }
+  }
+  template <int NUM_FOURS>
+  __device__ __forceinline__ static void store(const OwnedRows& rows, const uint2 (&fours)[NUM_FOURS]) {
+#pragma unroll
+    for (int i = 0; i < NUM_FOURS; ++i) rows.store(i, fours[i]);
   }
 };
 
@@ -273,24 +294,31 @@ __device__ __forceinline__ void finish_units(const RankLaunch& launch, const Swa
   }
 }
 
+__device__ __forceinline__ int owner_after(const SwappedParams& params, int step) {
+  const int owner = params.comm.rank + step;
+  return owner < params.comm.nranks ? owner : owner - params.comm.nranks;
+}
+
 // Two-shot: brings the units that the same warp of each other rank has finished from the receive area to C, or
 // waits until it has written them there.
 template <class Config>
 __device__ __forceinline__ void gather_units(const RankLaunch& launch, const SwappedParams& params) {
   const MergedRows& rows = params.merged_rows;
-  const int rank = params.comm.rank;
   const int nranks = params.comm.nranks;
   const int element_bytes = element_bytes_of(params.output.out_type);
-  const bool is_written = launch.has_open_outputs();
+  // A flag a lane, since each takes two round trips.
+  for (int first = 1; first < nranks; first += 32) {
+    const int step = first + static_cast<int>(threadIdx.x) % 32;
+    const int owner = owner_after(params, step);
+    const bool waits = step < nranks && consumer_warp() < rows.num_units(owner);
+    launch.wait_flags(waits, params.first_gather_flag + owner * num_consumer_warps<Config>() + consumer_warp(),
+                      DeviceRole::gather, DeviceObject::reduced_tile, owner, consumer_warp());
+  }
+  if (launch.has_open_outputs()) return;
 #pragma unroll 1
   for (int step = 1; step < nranks; ++step) {
-    const int owner = rank + step < nranks ? rank + step : rank + step - nranks;
+    const int owner = owner_after(params, step);
     const int num_units = rows.num_units(owner);
-    if (consumer_warp() >= num_units) continue;
-    launch.wait_flag(params.first_gather_flag + owner * num_consumer_warps<Config>() + consumer_warp(),
-                     DeviceRole::gather, DeviceObject::reduced_tile, owner, consumer_warp());
-    __syncwarp();
-    if (is_written) continue;
     for (int number = consumer_warp(); number < num_units; number += num_consumer_warps<Config>()) {
       const MergedUnit unit = rows.unit(owner, number);
       const Tracer tracer(params.comm.trace, TRACE_COMPUTE + threadIdx.x / 128);
@@ -298,12 +326,12 @@ __device__ __forceinline__ void gather_units(const RankLaunch& launch, const Swa
       const int own_row = unit.row_unit * MergedRows::UNIT_ROWS;
       const int64_t row = rows.first_row(owner) + own_row;
       const int column = unit.column_unit * UNIT_COLUMNS;
-      bring_rows(
-          params.output,
-          static_cast<std::byte*>(params.output.c) + (row * params.output.ldc + column) * element_bytes,
-          launch.area(rank, params.gather_begin + row * params.gather_pitch + int64_t{column} * element_bytes),
-          params.gather_pitch, min(MergedRows::UNIT_ROWS, rows.rows(owner) - own_row),
-          min(UNIT_COLUMNS, params.output.n - column));
+      bring_rows(params.output,
+                 static_cast<std::byte*>(params.output.c) + (row * params.output.ldc + column) * element_bytes,
+                 launch.area(params.comm.rank,
+                             params.gather_begin + row * params.gather_pitch + int64_t{column} * element_bytes),
+                 params.gather_pitch, min(MergedRows::UNIT_ROWS, rows.rows(owner) - own_row),
+                 min(UNIT_COLUMNS, params.output.n - column));
       tracer.record(TraceKind::copy, start, number, owner);
     }
   }

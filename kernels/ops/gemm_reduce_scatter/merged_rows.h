@@ -13,6 +13,16 @@ struct OwnedRow {
   int row;
 };
 
+// Whom of the owners [first, end) a rank gives its rows first; the others follow, `first` behind the last one,
+// and the rank itself comes last. As many ranks as there are owners begin with one each: if all began with the
+// same, one after the other would have all that is on its way, and the links of the rest nothing.
+MK_HOST_DEVICE int first_in_turn(int rank, int first, int end) {
+  int owner = rank + 1;
+  while (owner >= end) owner -= end - first;
+  while (owner < first) owner += end - first;
+  return owner;
+}
+
 // What an owner sums at a time.
 struct MergedUnit {
   int row_unit;  // 16 rows of its own
