@@ -110,17 +110,6 @@ struct AIsReady {
   __device__ __forceinline__ void operator()(int /*k_step*/) const {}
 };
 
-// Which k-step of the operands comes next: all of a tile's, one after the other.
-class StepsInOrder {
- public:
-  __device__ __forceinline__ explicit StepsInOrder(int first) : k_step_(first) {}
-  __device__ __forceinline__ int k_step() const { return k_step_; }
-  __device__ __forceinline__ void advance() { ++k_step_; }
-
- private:
-  int k_step_;
-};
-
 // What this CTA is of those that share an operand. Of a tile whose inner dimension is split, those of the same
 // part of it follow one another in the cluster.
 template <class Config>
@@ -207,17 +196,15 @@ struct RowsOfA {
 
 // Producer, one thread. `wait_for_a(k_step)` returns when A's part for that step may be loaded (it ends with a
 // fence.proxy.async if it polled a flag). B is asked for first: it never waits.
-template <class Config, class WaitForA, class Steps>
+template <class Config, class WaitForA>
 __device__ __forceinline__ void load_tile(MainloopStorage<Config>& smem,
                                           StageCursor<Config::NUM_STAGES>& cursor, const LoadParams& params,
-                                          const RowsOfA& rows, const TileWork& work, WaitForA&& wait_for_a,
-                                          Steps steps) {
+                                          const RowsOfA& rows, const TileWork& work, WaitForA&& wait_for_a) {
   const int n = work.n_tile * Config::BLOCK_N;
   const StageBoxes a_boxes = a_stage_boxes<Config>(params, rows.left);
   const StageBoxes b_boxes = b_stage_boxes<Config>(params, n);
   const uint32_t bytes = a_boxes.bytes() + b_boxes.bytes();
-  for (int step = work.k_begin; step < work.k_end; ++step, steps.advance()) {
-    const int k_step = steps.k_step();
+  for (int k_step = work.k_begin; k_step < work.k_end; ++k_step) {
     mbarrier_wait(&smem.stage_empty[cursor.stage], cursor.phase ^ 1);
     ptx::mbarrier_arrive_expect_tx(&smem.stage_full[cursor.stage], bytes);
     load_b_stage<Config>(smem, cursor.stage, &params.map_b, b_boxes, n, k_step * Config::BLOCK_K);
@@ -225,13 +212,6 @@ __device__ __forceinline__ void load_tile(MainloopStorage<Config>& smem,
     load_a_stage<Config>(smem, cursor.stage, rows.map, a_boxes, rows.first, k_step * Config::BLOCK_K);
     cursor.advance();
   }
-}
-
-template <class Config, class WaitForA>
-__device__ __forceinline__ void load_tile(MainloopStorage<Config>& smem,
-                                          StageCursor<Config::NUM_STAGES>& cursor, const LoadParams& params,
-                                          const RowsOfA& rows, const TileWork& work, WaitForA&& wait_for_a) {
-  load_tile<Config>(smem, cursor, params, rows, work, wait_for_a, StepsInOrder(work.k_begin));
 }
 
 // A producer whose CTA ends: those that share operands with it have freed all stages here, too, and write to
@@ -282,11 +262,11 @@ __device__ __forceinline__ void load_operand(MainloopStorage<Config>& smem, cons
 
 // load_tile() of a CTA's first tile, when all stages are free, where A is on its way: of B, as many stages are
 // asked for before A is waited for.
-template <class Config, class WaitForA, class Steps>
+template <class Config, class WaitForA>
 __device__ __forceinline__ void load_first_tile(MainloopStorage<Config>& smem,
                                                 StageCursor<Config::NUM_STAGES>& cursor,
                                                 const LoadParams& params, const RowsOfA& rows,
-                                                const TileWork& work, WaitForA&& wait_for_a, Steps steps) {
+                                                const TileWork& work, WaitForA&& wait_for_a) {
   const int n = work.n_tile * Config::BLOCK_N;
   const StageBoxes a_boxes = a_stage_boxes<Config>(params, rows.left);
   const StageBoxes b_boxes = b_stage_boxes<Config>(params, n);
@@ -294,26 +274,17 @@ __device__ __forceinline__ void load_first_tile(MainloopStorage<Config>& smem,
   TileWork rest = work;
   rest.k_begin =
       work.k_end - work.k_begin < Config::NUM_STAGES ? work.k_end : work.k_begin + Config::NUM_STAGES;
-  Steps steps_of_b = steps;
-  for (int step = work.k_begin; step < rest.k_begin; ++step, steps_of_b.advance()) {
-    const int stage = step - work.k_begin;
+  for (int k_step = work.k_begin; k_step < rest.k_begin; ++k_step) {
+    const int stage = k_step - work.k_begin;
     ptx::mbarrier_arrive_expect_tx(&smem.stage_full[stage], bytes);
-    load_b_stage<Config>(smem, stage, &params.map_b, b_boxes, n, steps_of_b.k_step() * Config::BLOCK_K);
+    load_b_stage<Config>(smem, stage, &params.map_b, b_boxes, n, k_step * Config::BLOCK_K);
   }
-  for (int step = work.k_begin; step < rest.k_begin; ++step, steps.advance()) {
-    wait_for_a(steps.k_step());
-    load_a_stage<Config>(smem, cursor.stage, rows.map, a_boxes, rows.first, steps.k_step() * Config::BLOCK_K);
+  for (int k_step = work.k_begin; k_step < rest.k_begin; ++k_step) {
+    wait_for_a(k_step);
+    load_a_stage<Config>(smem, cursor.stage, rows.map, a_boxes, rows.first, k_step * Config::BLOCK_K);
     cursor.advance();
   }
-  load_tile<Config>(smem, cursor, params, rows, rest, wait_for_a, steps);
-}
-
-template <class Config, class WaitForA>
-__device__ __forceinline__ void load_first_tile(MainloopStorage<Config>& smem,
-                                                StageCursor<Config::NUM_STAGES>& cursor,
-                                                const LoadParams& params, const RowsOfA& rows,
-                                                const TileWork& work, WaitForA&& wait_for_a) {
-  load_first_tile<Config>(smem, cursor, params, rows, work, wait_for_a, StepsInOrder(work.k_begin));
+  load_tile<Config>(smem, cursor, params, rows, rest, wait_for_a);
 }
 
 template <class Config>

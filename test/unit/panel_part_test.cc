@@ -7,7 +7,6 @@
 #include "test/support/catch.h"
 
 using mk::allgather_gemm::PanelPart;
-using mk::allgather_gemm::PanelPartSteps;
 
 TEST_CASE("the CTAs that share a tile have each k-step once, a part of every panel each") {
   for (const int num_ctas : {1, 2, 3, 4}) {
@@ -17,16 +16,19 @@ TEST_CASE("the CTAs that share a tile have each k-step once, a part of every pan
         std::vector<int> had(num_k_steps, 0);
         for (int index = 0; index < num_ctas; ++index) {
           const PanelPart part(num_k_steps, panel_steps, index, num_ctas);
-          PanelPartSteps steps(part);
-          int last = -1;
-          std::vector<int> of_panel((num_k_steps + panel_steps - 1) / panel_steps, 0);
-          for (int i = 0; i < part.num_steps; ++i, steps.advance()) {
-            REQUIRE(steps.k_step() > last);
-            REQUIRE(steps.k_step() < num_k_steps);
-            last = steps.k_step();
-            ++had[last];
-            ++of_panel[last / panel_steps];
+          REQUIRE(part.num_panels == std::max(1, (num_k_steps + panel_steps - 1) / panel_steps));
+          std::vector<int> of_panel(part.num_panels, 0);
+          int num_steps = 0;
+          for (int panel = 0; panel < part.num_panels; ++panel) {
+            const PanelPart::Range range = part.range(panel);
+            for (int step = range.begin; step < range.end; ++step, ++num_steps) {
+              REQUIRE((step >= 0 && step < num_k_steps));
+              REQUIRE(step / panel_steps == panel);
+              ++had[step];
+              ++of_panel[panel];
+            }
           }
+          CHECK(num_steps == part.num_steps);
           for (size_t panel = 0; panel < of_panel.size(); ++panel) {
             const int first = static_cast<int>(panel) * panel_steps;
             const int length = std::min(panel_steps, num_k_steps - first);
@@ -45,7 +47,7 @@ TEST_CASE("of one panel the CTAs that share a tile have one part after the other
   CHECK(first.num_steps == 3);
   CHECK(second.num_steps == 3);
   CHECK(third.num_steps == 4);
-  CHECK(PanelPartSteps(first).k_step() == 0);
-  CHECK(PanelPartSteps(second).k_step() == 3);
-  CHECK(PanelPartSteps(third).k_step() == 6);
+  CHECK(first.range(0).begin == 0);
+  CHECK(second.range(0).begin == 3);
+  CHECK(third.range(0).begin == 6);
 }

@@ -27,7 +27,7 @@ struct SplitStorage {
 template <class Config>
 __device__ __forceinline__ void produce_split(const RankLaunch& launch, SplitStorage<Config>& smem,
                                               const CudaParams& params, const TileWork& work,
-                                              const PanelPartSteps& steps) {
+                                              const PanelPart& part) {
   GatheredMap map_gathered;
   ptx::prefetch_tensormap(&params.load.map_b);
   const int first_row = work.m_tile * Config::BLOCK_M;
@@ -38,8 +38,19 @@ __device__ __forceinline__ void produce_split(const RankLaunch& launch, SplitSto
   panels.begin({-1, first_row, params.m, first_row}, work);
   await_pushes(params, smem.push);
   const CUtensorMap* map_a = &params.map_gathered[map_gathered.get(launch)];
-  load_first_tile<Config>(smem.mainloop, stages, params.load, {map_a, first_row, params.m - first_row}, work,
-                          panels, steps);
+  const RowsOfA rows = {map_a, first_row, params.m - first_row};
+  TileWork range = work;
+#pragma unroll 1
+  for (int panel = 0; panel < part.num_panels; ++panel) {
+    const auto [begin, end] = part.range(panel);
+    range.k_begin = begin;
+    range.k_end = end;
+    if (panel == 0) {
+      load_first_tile<Config>(smem.mainloop, stages, params.load, rows, range, panels);
+    } else {
+      load_tile<Config>(smem.mainloop, stages, params.load, rows, range, panels);
+    }
+  }
   await_sharing_ctas<Config>(smem.mainloop, stages);
   tracer.end();
 }
@@ -64,7 +75,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   __syncthreads();
   if constexpr (Config::IN_CLUSTERS) cluster_meet();  // the other one writes to this one's stages
   run_roles<Config>(
-      gridDim.x, [&] { produce_split<Config>(launch, smem, params, work, PanelPartSteps(part)); },
+      gridDim.x, [&] { produce_split<Config>(launch, smem, params, work, part); },
       [&](const CopyWarp& warp) { run_copy_warp(launch, params, smem.push, &smem.panels, warp); },
       [&](int warpgroup) __attribute__((always_inline)) {
         const SplitProduct product = {params.m, params.epilogue.n, Config::BLOCK_N, params.num_split_ctas,

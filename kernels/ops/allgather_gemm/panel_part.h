@@ -7,53 +7,34 @@
 
 namespace mk::allgather_gemm {
 
-// From `begin` to `end` in each panel of `panel_steps`, but of the last one, which may be shorter, from
-// `last_begin` to `last_end`.
 struct PanelPart {
-  int num_k_steps = 0;  // of all CTAs
-  int panel_steps = 0;
-  int begin = 0;
-  int end = 0;
-  int last_begin = 0;
-  int last_end = 0;
-  int num_steps = 0;  // this CTA's
+  struct Range {
+    int begin;
+    int end;
+  };
+
+  int num_panels = 0;
+  int num_steps = 0;  // of this CTA
 
   PanelPart() = default;
-  // The `index`-th of `num_ctas`. Panels that are not the last have a k-step or more for each.
-  PanelPart(int k_steps, int steps_of_panel, int index, int num_ctas)
-      : num_k_steps(k_steps), panel_steps(steps_of_panel) {
-    const int num_before = k_steps > 0 ? (k_steps - 1) / steps_of_panel : 0;
-    const int steps_of_last = k_steps - num_before * steps_of_panel;
-    begin = index * steps_of_panel / num_ctas;
-    end = (index + 1) * steps_of_panel / num_ctas;
-    last_begin = index * steps_of_last / num_ctas;
-    last_end = (index + 1) * steps_of_last / num_ctas;
-    num_steps = num_before * (end - begin) + last_end - last_begin;
+  // The `index`-th of `num_ctas`, of `k_steps` in panels of `steps_of_panel`, of which the last may be shorter.
+  PanelPart(int k_steps, int steps_of_panel, int index, int num_ctas) : panel_steps_(steps_of_panel) {
+    num_panels = k_steps > 0 ? (k_steps - 1) / steps_of_panel + 1 : 1;
+    const int steps_of_last = k_steps - (num_panels - 1) * steps_of_panel;
+    of_panel_ = {index * steps_of_panel / num_ctas, (index + 1) * steps_of_panel / num_ctas};
+    of_last_ = {index * steps_of_last / num_ctas, (index + 1) * steps_of_last / num_ctas};
+    num_steps = (num_panels - 1) * (of_panel_.end - of_panel_.begin) + of_last_.end - of_last_.begin;
   }
-};
 
-// One after the other, `num_steps` of them.
-class PanelPartSteps {
- public:
-  MK_HOST_DEVICE explicit PanelPartSteps(const PanelPart& part) : part_(part) { enter(0); }
-
-  MK_HOST_DEVICE int k_step() const { return k_step_; }
-  MK_HOST_DEVICE void advance() {
-    if (++k_step_ == end_) enter(panel_ + part_.panel_steps);
+  MK_HOST_DEVICE Range range(int panel) const {
+    const Range& part = panel == num_panels - 1 ? of_last_ : of_panel_;
+    return {panel * panel_steps_ + part.begin, panel * panel_steps_ + part.end};
   }
 
  private:
-  MK_HOST_DEVICE void enter(int panel) {
-    panel_ = panel;
-    const bool is_last = panel + part_.panel_steps >= part_.num_k_steps;
-    k_step_ = panel + (is_last ? part_.last_begin : part_.begin);
-    end_ = panel + (is_last ? part_.last_end : part_.end);
-  }
-
-  const PanelPart& part_;
-  int panel_ = 0;  // its first k-step
-  int k_step_ = 0;
-  int end_ = 0;
+  int panel_steps_ = 0;
+  Range of_panel_{};  // counted from its first k-step on
+  Range of_last_{};
 };
 
 }  // namespace mk::allgather_gemm
