@@ -45,6 +45,7 @@ struct GatherShape {
   Tiles tiles;
   bool gathered;
   int push_warps = 1;  // between two ranks all
+  int parts = 1;       // CTAs that share a tile's inner dimension
 };
 
 class NodeGatherRank : public GatherRank {
@@ -60,6 +61,11 @@ class NodeGatherRank : public GatherRank {
     const int nranks = params.comm.nranks;
     params.num_push_warps = std::max(params.num_push_warps, shape.push_warps);
     params.merged = shape.tiles == Tiles::merged;
+    params.num_split_ctas = shape.parts;
+    for (int i = 0; i < shape.parts; ++i) {
+      params.panel_parts[i] = allgather_gemm::PanelPart(static_cast<int>(ceil_div(shape.rows.columns, 64)),
+                                                        params.panel_steps, i, shape.parts);
+    }
     const auto tile_rows =
         static_cast<int>(ceil_div(params.merged ? shape.rows.m : params.max_rows, EmulatedConfig::BLOCK_M));
     params.order = {std::max(1, tile_rows), params.merged ? 0 : nranks - 1};
@@ -127,6 +133,21 @@ class NodeGatherRank : public GatherRank {
     while (tiles.next(&work, EmulatedConfig::BLOCK_M,
                       [&](int position) { return allgather_gemm::rows_at(params, position); })) {
       const SourceTile tile = allgather_gemm::source_tile<EmulatedConfig::BLOCK_M>(params, work);
+      if (params.num_split_ctas > 1) {
+        // As a producer of those that share a tile, here one tile after the other.
+        const int index = static_cast<int>(blockIdx.x) % params.num_split_ctas;
+        const allgather_gemm::PanelPart& part = params.panel_parts[index];
+        work.k_end = work.k_begin + part.num_steps;
+        panels.begin(tile, work);
+        for (int panel = 0; panel < part.num_panels; ++panel) {
+          const auto [begin, end] = part.range(panel);
+          for (int k_step = begin; k_step < end; ++k_step) {
+            panels(k_step);
+            look_at(launch, params, tile, k_step, epoch);
+          }
+        }
+        continue;
+      }
       panels.begin(tile, work);
       for (int k_step = work.k_begin; k_step < work.k_end; ++k_step) {
         panels(k_step);
@@ -197,6 +218,9 @@ TEST_CASE("inside a node a tile's rows are there when its panels have been waite
                    GatherShape{{150, 520, 32, 2}, 0, false, Tiles::merged, true},
                    GatherShape{{300, 520, 32, 2}, 0, false, Tiles::merged, true, NUM_PUSH_WARPS},
                    GatherShape{{3, 24}, 0, false, Tiles::merged, true, NUM_PUSH_WARPS},
+                   GatherShape{{150, 1100, 32, 4}, 0, false, Tiles::merged, false, 1, 2},
+                   GatherShape{{90, 1000, 32, 5}, 0, false, Tiles::merged, true, NUM_PUSH_WARPS, 3},
+                   GatherShape{{37, 200, 32, 8}, 0, false, Tiles::merged, false, 1, 4},
                    GatherShape{{300, 520, 32, 2}, 0, false, Tiles::swept, false},
                    GatherShape{{1, 600, 32, 4}, 0, false, Tiles::of_sources, true},
                    GatherShape{{0, 64}, 0, false, Tiles::of_sources, false},
