@@ -24,8 +24,8 @@ static_assert(MIN_PANEL_STEPS >= MAX_SPLIT_CTAS);  // a part of a panel for each
 constexpr int64_t MAX_MERGED_ROWS = 256;
 constexpr int64_t MOST_ROWS_OF_MERGED = 1024;
 constexpr double WAIT_OF_MERGED_US = 20;
-// Few rows: what a rank brings to all is there as soon in one panel, and each takes a flag's latency.
-constexpr double FEW_ROWS_PANEL_BYTES = 256 << 10;
+// Few rows: each panel takes a flag's latency, which two do not repay.
+constexpr int64_t FEW_ROWS_PANEL_BYTES = 256 << 10;
 constexpr int64_t LEAST_FEW_ROWS_PANELS = 3;
 // Whatever else the L2 holds.
 constexpr int64_t MOST_B_BYTES_IN_L2 = 64 << 20;
@@ -83,6 +83,12 @@ void choose_waves(const GemmCall& call, int64_t rows, int64_t k, int num_sms, Ra
   }
 }
 
+// How long a rank's rows are on their way to all others.
+double link_us_of(const GemmCall& call, int nranks) {
+  return static_cast<double>(ceil_div(call.m, nranks) * travelling_columns(call) * 2 * (nranks - 1)) /
+         LINK_BYTES_PER_US;
+}
+
 // The tile of a product beside which rows travel, and the CTAs of both; answers how many compute. `rows` rows
 // of C an owner.
 int plan_product(const GemmCall& call, int64_t rows, int64_t k, int nranks, int num_sms, RankGemmPlan& to) {
@@ -103,8 +109,7 @@ int plan_product(const GemmCall& call, int64_t rows, int64_t k, int nranks, int 
   constexpr int64_t MOST_WAVES_WITHOUT = 6;
   constexpr int64_t FEW_WAVES = 2;
   constexpr double BUSY_SHARE = 0.65;
-  const double link_us = bytes * (nranks - 1) / nranks / LINK_BYTES_PER_US;
-  const bool are_links_busy = nranks > 2 && link_us > BUSY_SHARE * to.gemm.predicted_us;
+  const bool are_links_busy = nranks > 2 && link_us_of(call, nranks) > BUSY_SHARE * to.gemm.predicted_us;
   const int64_t most_waves = are_links_busy                      ? FEW_WAVES
                              : call.mode == MK_ALLGATHER_FORWARD ? MOST_WAVES_WITHOUT
                                                                  : INT32_MAX;
@@ -239,16 +244,13 @@ bool merges_rows(const GemmCall& call, int nranks, int num_sms, const RankGemmPl
 }
 
 // Push warps of each CTA that computes. One that feeds several peers keeps the links busy as long as most SMs
-// have one; with two the first panels come later, which only a product that is shorter than its rows are on
-// their way does not mind. A unit for one peer takes as long to get away.
+// have one; with two the first panels come later, which only a product does not mind that is not much longer
+// than its rows are on their way. A unit for one peer takes as long to get away.
 int choose_push_warps(const GemmCall& call, int nranks, const RankGemmPlan& to) {
   constexpr double LEAST_LINK_SHARE = 0.75;
   if (nranks == 2) return NUM_PUSH_WARPS;
-  const double link_us =
-      static_cast<double>(ceil_div(call.m, nranks) * travelling_columns(call) * 2 * (nranks - 1)) /
-      LINK_BYTES_PER_US;
   const bool in_pairs = to.merged && to.gemm.in_clusters() && !to.gemm.is_swapped;
-  return in_pairs && link_us > LEAST_LINK_SHARE * to.gemm.predicted_us ? NUM_PUSH_WARPS : 1;
+  return in_pairs && link_us_of(call, nranks) > LEAST_LINK_SHARE * to.gemm.predicted_us ? NUM_PUSH_WARPS : 1;
 }
 
 // What depends on chunks, of which every rank has at most to.plan.num_chunks.
@@ -333,7 +335,7 @@ Status plan_gather(const GemmCall& call, int rank, int nranks, int num_sms, cons
   // Tiles in flight at once would wait for their data together: panels.
   int64_t most_panels = allgather_gemm::MAX_PANELS;
   if (max_rows <= CHUNK_ROWS && !to.is_between_nodes) {
-    const auto few = static_cast<int64_t>(static_cast<double>(max_rows * call.k * 2) / FEW_ROWS_PANEL_BYTES);
+    const int64_t few = max_rows * call.k * 2 / FEW_ROWS_PANEL_BYTES;
     most_panels = few < LEAST_FEW_ROWS_PANELS ? 1 : std::min(few, most_panels);
   }
   to.num_panels = static_cast<int>(std::clamp<int64_t>(

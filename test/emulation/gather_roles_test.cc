@@ -133,26 +133,23 @@ class NodeGatherRank : public GatherRank {
     while (tiles.next(&work, EmulatedConfig::BLOCK_M,
                       [&](int position) { return allgather_gemm::rows_at(params, position); })) {
       const SourceTile tile = allgather_gemm::source_tile<EmulatedConfig::BLOCK_M>(params, work);
-      if (params.num_split_ctas > 1) {
-        // As a producer of those that share a tile, here one tile after the other.
-        const int index = static_cast<int>(blockIdx.x) % params.num_split_ctas;
-        const allgather_gemm::PanelPart& part = params.panel_parts[index];
-        work.k_end = work.k_begin + part.num_steps;
-        panels.begin(tile, work);
-        for (int panel = 0; panel < part.num_panels; ++panel) {
-          const auto [begin, end] = part.range(panel);
-          for (int k_step = begin; k_step < end; ++k_step) {
-            panels(k_step);
-            look_at(launch, params, tile, k_step, epoch);
-          }
+      const auto load = [&](int begin, int end) {
+        for (int k_step = begin; k_step < end; ++k_step) {
+          panels(k_step);
+          look_at(launch, params, tile, k_step, epoch);
         }
+      };
+      if (params.num_split_ctas == 1) {
+        panels.begin(tile, work);
+        load(work.k_begin, work.k_end);
         continue;
       }
+      // As a producer of those that share a tile, here one tile after the other.
+      const auto& part = params.panel_parts[static_cast<int>(blockIdx.x) % params.num_split_ctas];
+      work.k_end = work.k_begin + part.num_steps;
       panels.begin(tile, work);
-      for (int k_step = work.k_begin; k_step < work.k_end; ++k_step) {
-        panels(k_step);
-        look_at(launch, params, tile, k_step, epoch);
-      }
+      for (int panel = 0; panel < part.num_panels; ++panel)
+        load(part.range(panel).begin, part.range(panel).end);
     }
   }
 

@@ -209,7 +209,7 @@ TEST_CASE("few rows travel in panels, each worth its flags") {
   CHECK(panels(16, 8192, 2) == 1);
 }
 
-TEST_CASE("two warps of a CTA push between two ranks, and where rows are on their way longer than a product") {
+TEST_CASE("two warps of a CTA push between two ranks, and where rows are long on their way") {
   constexpr GemmClusterLimits H200 = {{0, 0, 66, 39, 30}};
   const auto push_warps = [&](int64_t m, int64_t n, int64_t k, int nranks) {
     const GemmCall call = make_call(MK_OPERATOR_ALLGATHER_GEMM, m, n, k);

@@ -63,6 +63,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   const RankLaunch launch(params.comm);
   launch.begin_cta();
   const SplitPlace<Config> place;
+  // Of each panel a part, and not one of k.
   TileWork work = split_work(params.tiles, place, params.num_split_ctas);
   const PanelPart& part = params.panel_parts[place.index];
   work.k_begin = 0;
