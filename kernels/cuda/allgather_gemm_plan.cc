@@ -356,7 +356,9 @@ Status plan_gather(const GemmCall& call, int rank, int nranks, int num_sms, cons
 }
 
 Status plan_wgrad(const GemmCall& call, int rank, int nranks, int num_sms, RankGemmPlan& to) {
-  const WgradOrder order = WgradOrder::of(call.m, nranks - 1, 0, call.b_layout == MK_LAYOUT_NK);
+  to.merged = !to.is_between_nodes && WgradOrder::merges(call.m, nranks);
+  const WgradOrder order = to.merged ? WgradOrder::of_merged(call.m)
+                                     : WgradOrder::of(call.m, nranks - 1, 0, call.b_layout == MK_LAYOUT_NK);
   const int64_t rows = int64_t{order.num_steps()} * GEMM_BLOCK_K;
   num_sms = plan_product(call, call.k, rows, nranks, num_sms, to);
   if (num_sms == 0) return {};
@@ -376,7 +378,7 @@ Status plan_wgrad(const GemmCall& call, int rank, int nranks, int num_sms, RankG
   to.num_panels = static_cast<int>(ceil_div(steps, to.panel_steps));
   to.num_push_warps = choose_push_warps(call, nranks, to);
   if (!to.is_between_nodes) {
-    const double bytes = static_cast<double>(max_rows * call.n * 2) * (nranks - 1);
+    const double bytes = static_cast<double>(max_rows * call.n * 2) * (to.merged ? nranks : nranks - 1);
     choose_late_workers(call, call.k, rows, bytes, num_sms, to);
   }
   return plan_chunks(call, rank, nranks, to);

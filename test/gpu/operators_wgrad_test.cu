@@ -237,10 +237,10 @@ void run_wgrad_bits(Rank& rank) {
 
 std::vector<WgradCase> make_wgrad_cases() {
   std::vector<WgradCase> cases;
-  const int64_t shapes[][3] = {{512, 512, 256}, {1024, 768, 512}, {1000, 520, 328}, {130, 264, 72},
-                               {16, 512, 512},  {1, 128, 64},     {3, 24, 8},       {2, 8, 1},
-                               {600, 1, 1000},  {777, 1031, 77},  {0, 64, 64},      {64, 0, 64},
-                               {64, 64, 0},     {7000, 256, 128}, {9, 300, 40},     {4099, 1300, 900}};
+  const int64_t shapes[][3] = {
+      {512, 512, 256}, {1024, 768, 512}, {1000, 520, 328}, {130, 264, 72},    {16, 512, 512}, {1, 128, 64},
+      {3, 24, 8},      {2, 8, 1},        {600, 1, 1000},   {777, 1031, 77},   {0, 64, 64},    {64, 0, 64},
+      {64, 64, 0},     {7000, 256, 128}, {9, 300, 40},     {4099, 1300, 900}, {100, 1031, 77}};
   for (const auto& shape : shapes) {
     cases.push_back({shape[0], shape[1], shape[2]});
     cases.push_back({shape[0], shape[1], shape[2], true, MK_DTYPE_FP16, MK_DTYPE_FP16, true, true});
@@ -251,6 +251,7 @@ std::vector<WgradCase> make_wgrad_cases() {
     cases.push_back({520, 4500, 264, false, MK_DTYPE_BF16, MK_DTYPE_BF16, false, true, 0, 0, copy_ctas});
     cases.push_back({1100, 9001, 1000, true, MK_DTYPE_FP16, MK_DTYPE_FP32, true, false, 0, 0, copy_ctas});
     cases.push_back({3, 17000, 40, false, MK_DTYPE_BF16, MK_DTYPE_FP32, false, false, 0, 0, copy_ctas});
+    cases.push_back({64, 9001, 1000, true, MK_DTYPE_BF16, MK_DTYPE_FP32, true, true, 0, 0, copy_ctas});
     cases.push_back(
         {2304, 8200, 1160, false, MK_DTYPE_BF16, MK_DTYPE_BF16, false, true, 0, 0, copy_ctas, true});
   }
@@ -264,7 +265,7 @@ std::vector<WgradCase> make_wgrad_cases() {
                        tile.second, copy_ctas});
     }
   }
-  for (const int64_t m : {3, 130, 1000, 4099}) {
+  for (const int64_t m : {3, 100, 130, 1000, 4099}) {
     for (const int64_t n : {8, 520, 1031}) {
       WgradCase c = {m, n, 200};
       c.gathered = c.symmetric = true;

@@ -43,6 +43,8 @@ TEST_CASE("mode WGRAD: what the ranks agree on follows from rows and columns of 
     CHECK(plan.plan.chunk_rows % 64 == 0);
     CHECK(plan.tile_rows == ceil_div(call.k, plan.gemm.block_m));
     if (plan.gemm.num_streamk_tiles > 0) CHECK(plan.gemm.num_workers == plan.plan.compute_ctas);
+    CHECK(plan.merged == (call.m > 0 && ceil_div(call.m, nranks) < 64));
+    CHECK(theirs.merged == plan.merged);
   }
 }
 

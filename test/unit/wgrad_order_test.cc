@@ -266,3 +266,34 @@ TEST_CASE(
     }
   }
 }
+
+TEST_CASE("ranks of fewer rows than a step share steps, every row in one of them, and wait for all ranks") {
+  CHECK(WgradOrder::merges(64, 2));
+  CHECK(WgradOrder::merges(126, 2));
+  CHECK(WgradOrder::merges(1, 4));
+  CHECK(!WgradOrder::merges(127, 2));
+  CHECK(!WgradOrder::merges(0, 2));
+  CHECK(!WgradOrder::merges(64, 1));
+  for (const Shape& shape : shapes()) {
+    if (!WgradOrder::merges(shape.m, shape.nranks)) continue;
+    INFO(shape.m << " rows, " << shape.nranks << " ranks");
+    const WgradOrder order = WgradOrder::of_merged(shape.m);
+    CHECK(order.num_steps() == ceil_div(shape.m, WgradOrder::STEP_ROWS));
+    CHECK(order.num_steps() <= in_node(shape, false).num_steps());
+    CHECK(order.first_wait() == 0);
+    for (int i = 0; i < order.num_steps(); ++i) {
+      CHECK(order.at(i).position == 0);
+      CHECK(order.first_row(0, order.at(i).turn) == i * WgradOrder::STEP_ROWS);
+      if (i + 1 < order.num_steps()) CHECK(order.after(order.at(i)).turn == order.at(i + 1).turn);
+    }
+    const ChunkGroups groups = ChunkGroups::of_merged(shape.nranks);
+    const ChunkGroups::Range range = groups.range(order, 0);
+    CHECK((range.position == 0 && range.count == shape.nranks && range.begin == 0 && range.end == 1));
+    for (int group = 1; group < ChunkGroups::NUM_GROUPS; ++group) {
+      const ChunkGroups::Range none = groups.range(order, group);
+      CHECK(none.begin >= none.end);
+    }
+    CHECK(groups.needed(order, order.at(0)).group == 0);
+    CHECK(groups.needed(order, order.at(0)).end_step == order.num_steps());
+  }
+}

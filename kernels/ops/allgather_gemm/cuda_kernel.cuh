@@ -355,11 +355,12 @@ __device__ __forceinline__ int watching_warp(const CudaParams& params, int cta) 
 // which peers have tiles waiting; CTA 0, whose fences also wait for what it tells the host, has its last.
 template <class Storage>
 __device__ __forceinline__ void push_beside_product(const RankLaunch& launch, const CudaParams& params,
-                                                    Storage& storage, int warp, int num_warps) {
+                                                    Storage& storage, int warp, int num_warps,
+                                                    bool watches_panels) {
   const PushUnits& units = params.push_units;
   const int num_ctas = static_cast<int>(gridDim.x);
   const int cta = blockIdx.x == 0 ? num_ctas - 1 : static_cast<int>(blockIdx.x) - 1;
-  const bool one_watches = params.merged && watching_warp(params, 0) < num_warps;
+  const bool one_watches = watches_panels && watching_warp(params, 0) < num_warps;
   const PushTickets tickets = {warp * num_ctas + cta, num_warps * num_ctas - (one_watches ? 1 : 0)};
   push_rows(launch, params, storage, warp, tickets, 1, [&](uint64_t note) {
     if (threadIdx.x % 32 == 0) {
@@ -539,7 +540,8 @@ __device__ __forceinline__ void run_copy_warp(const RankLaunch& launch, const Cu
                                               PanelBarriers* panels, const CopyWarp& warp, Watch&& watch = {}) {
   if (warp.greets()) launch.greet();
   if (!warp.pushes()) watch();
-  const bool watches = panels != nullptr && params.merged && params.schedule.k > 0 &&
+  const bool watches_panels = panels != nullptr && params.merged;
+  const bool watches = watches_panels && params.schedule.k > 0 &&
                        warp.warp == watching_warp(params, static_cast<int>(blockIdx.x));
   if (warp.pushes() && watches) push_nothing(push);
   if (watches) watch_panels(launch, params, *panels);
@@ -548,7 +550,7 @@ __device__ __forceinline__ void run_copy_warp(const RankLaunch& launch, const Cu
   const int num_warps = params.num_push_warps;
   if (warp.warp < num_warps && !watches && params.schedule.k > 0 &&
       static_cast<int>(gridDim.x) == params.tiles.num_workers) {
-    push_beside_product(launch, params, push, warp.warp, num_warps);
+    push_beside_product(launch, params, push, warp.warp, num_warps, watches_panels);
   } else if (warp.pushes() && !watches) {
     push_nothing(push);
   }

@@ -208,10 +208,15 @@ class WgradLaunchOf : public RankGemmLaunch {
         num_ctas_(plan.plan.compute_ctas + plan.plan.copy_ctas + num_more_ctas),
         own_rows_(rows_count(call.m, comm.nranks, comm.rank)) {
     fill_gather(call, plan, comm, &params_);
-    const int num_near = num_in_turn(plan, comm);
-    params_.wgrad_order =
-        WgradOrder::of(call.m, num_near, comm.nranks - 1 - num_near, call.b_layout == MK_LAYOUT_NK);
-    params_.chunk_groups = {params_.wgrad_order, plan.plan.num_chunks, plan.plan.chunk_rows};
+    if (plan.merged) {
+      params_.wgrad_order = WgradOrder::of_merged(call.m);
+      params_.chunk_groups = ChunkGroups::of_merged(comm.nranks);
+    } else {
+      const int num_near = num_in_turn(plan, comm);
+      params_.wgrad_order =
+          WgradOrder::of(call.m, num_near, comm.nranks - 1 - num_near, call.b_layout == MK_LAYOUT_NK);
+      params_.chunk_groups = {params_.wgrad_order, plan.plan.num_chunks, plan.plan.chunk_rows};
+    }
     params_.c_rows = static_cast<int>(call.k);
     params_.tiles = {static_cast<int>(ceil_div(call.k, plan.gemm.block_m)),
                      static_cast<int>(ceil_div(call.n, plan.gemm.block_n)),
@@ -239,20 +244,19 @@ class WgradLaunchOf : public RankGemmLaunch {
                                   GEMM_BLOCK_K)
               : encode_tensor_map(&params_.load.map_a, type, dy, call.m, call.k, lddy, GEMM_BLOCK_K, 64)))
       return false;
-    // X: slices of max_rows rows, of columns in blocks of 64.
+    // X: slices of a source's rows, of columns in blocks of 64.
+    const int64_t max_rows = slice_rows(), whole = call.m / max_rows;
     const auto fill = [&](CUtensorMap* map, const void* base, int64_t slices, int64_t rows, int64_t ld) {
-      return encode_tensor_map_of_slices(map, type, base, slices, params_.max_rows, rows, call.n, ld,
-                                         GEMM_BLOCK_K, 64);
+      return encode_tensor_map_of_slices(map, type, base, slices, max_rows, rows, call.n, ld, GEMM_BLOCK_K, 64);
     };
     if (!fill(&params_.load.map_b, has_x(call) ? call.a : area, 1, own_rows_, params_.a_pitch / 2))
       return false;
-    const int64_t whole = call.m / params_.max_rows;
     const int64_t area_ld = std::max<int64_t>(round_up(call.n, 8), 8);
     for (int i = 0; i <= MAP_OF_OUTPUT; ++i) {
       const int64_t ld = i == MAP_OF_OUTPUT ? ld_of_output(call) : area_ld;
       std::byte* const rows = i == 1 ? area + comm.bank_bytes : area;
-      if (!fill(&params_.map_gathered[i], rows, whole, params_.max_rows, ld) ||
-          !fill(&params_.map_last[i], last_rows(call, rows, ld), 1, call.m - whole * params_.max_rows, ld)) {
+      if (!fill(&params_.map_gathered[i], rows, whole, max_rows, ld) ||
+          !fill(&params_.map_last[i], last_rows(call, rows, ld), 1, call.m - whole * max_rows, ld)) {
         return false;
       }
     }
@@ -274,9 +278,10 @@ class WgradLaunchOf : public RankGemmLaunch {
   }
 
  private:
+  int64_t slice_rows() const { return std::max(1, params_.wgrad_order.max_rows); }
   // Of gathered rows that begin at `rows`: those of the source that has fewer than others, but some.
   std::byte* last_rows(const GemmCall& call, std::byte* rows, int64_t ld) const {
-    const int64_t begin = call.m / params_.max_rows * params_.max_rows;
+    const int64_t begin = call.m / slice_rows() * slice_rows();
     return begin < call.m ? rows + begin * ld * 2 : rows;
   }
   static bool has_dy(const GemmCall& call) { return call.m > 0 && call.k > 0; }

@@ -27,7 +27,9 @@ template <class Config>
 __device__ __forceinline__ void load_x_stage(const RankLaunch& launch, MainloopStorage<Config>& smem, int stage,
                                              const WgradParams& params, GatheredMap& gathered, int source,
                                              int row, const StageBoxes& boxes, int column) {
-  const WgradPlace place = wgrad_place(source, params.comm.rank, rows_of(params, source), params.max_rows);
+  const WgradPlace place =
+      params.merged ? WgradPlace{WgradMap::whole, 0}
+                    : wgrad_place(source, params.comm.rank, rows_of(params, source), params.max_rows);
   const CUtensorMap* map = place.map == WgradMap::own     ? &params.load.map_b
                            : place.map == WgradMap::whole ? &params.map_gathered[gathered.get(launch)]
                                                           : &params.map_last[gathered.get(launch)];
@@ -124,11 +126,11 @@ __device__ __forceinline__ void produce_wgrad(const RankLaunch& launch, WgradSto
     const StageBoxes a_boxes = a_stage_boxes<Config>(params.load, params.c_rows - m);
     const StageBoxes b_boxes = b_stage_boxes<Config>(params.load, n);
     const int panel = panel_of<Config>(params, work);
-    int next_wait = (here >> panel & 1) != 0 ? work.k_end : order.end_of_own();
+    int next_wait = (here >> panel & 1) != 0 ? work.k_end : order.first_wait();
     if (work.k_end - work.k_begin == params.tiles.num_k_steps) here |= 1u << panel;  // when this tile has been
     WgradStep step = order.at(work.k_begin);
     for (int k_step = work.k_begin; k_step < work.k_end; ++k_step) {
-      const int source = source_at(params, step.position);
+      const int source = order.merged ? 0 : source_at(params, step.position);
       const int row = order.first_row(source, step.turn);
       const int stage = stages.stage;
       mbarrier_wait(&smem.stage_empty[stage], stages.phase ^ 1);

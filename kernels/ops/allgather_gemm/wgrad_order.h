@@ -32,6 +32,9 @@ MK_HOST_DEVICE WgradPlace wgrad_place(int source, int rank, int rows, int max_ro
 // which come last. Every source has as many steps as one with `max_rows` rows; those before and beyond its own
 // rows are of zeros, in X. Where dY is [k, m] its columns are loaded from multiples of 8 on, for TMA takes no
 // others (an illegal instruction): a source's first step begins with up to 7 rows before its own.
+//
+// Inside a node, of ranks that have less than a step's rows each, steps run across their borders (`merged`):
+// from the first row of all to the last, with this rank's own as gathered.
 struct WgradOrder {
   static constexpr int STEP_ROWS = 64;
   static constexpr int ALIGNMENT = 8;  // 16 bytes
@@ -40,7 +43,15 @@ struct WgradOrder {
   int max_rows;
   int source_steps;
   bool aligned;
+  bool merged = false;
 
+  MK_HOST_DEVICE static bool merges(int64_t m, int nranks) {
+    return nranks > 1 && m > 0 && ceil_div(m, nranks) < STEP_ROWS;
+  }
+  // One source, which has all rows.
+  MK_HOST_DEVICE static WgradOrder of_merged(int64_t m) {
+    return {0, 0, static_cast<int>(m), static_cast<int>(ceil_div(m, STEP_ROWS)), false, true};
+  }
   MK_HOST_DEVICE static WgradOrder of(int64_t m, int num_near, int num_far, bool aligned) {
     const int64_t max_rows = ceil_div(m, 1 + num_near + num_far);
     const int most_before = aligned && max_rows % ALIGNMENT != 0 ? ALIGNMENT - 1 : 0;
@@ -48,6 +59,8 @@ struct WgradOrder {
             static_cast<int>(ceil_div(max_rows + most_before, STEP_ROWS)), aligned};
   }
   MK_HOST_DEVICE int num_steps() const { return (1 + num_near + num_far) * source_steps; }
+  // The first step that has to be waited for.
+  MK_HOST_DEVICE int first_wait() const { return merged ? 0 : source_steps; }
   // Behind the steps of this rank, and of the near ones.
   MK_HOST_DEVICE int end_of_own() const { return source_steps; }
   MK_HOST_DEVICE int end_of_near() const { return (1 + num_near) * source_steps; }
@@ -102,8 +115,16 @@ class ChunkGroups {
         max_chunks_(max_chunks),
         chunks_(static_cast<int>(ceil_div(max_chunks, num_near_groups_))),
         turns_(chunks_ * (chunk_rows / WgradOrder::STEP_ROWS)) {}
+  // Of steps that run across ranks' borders: one group, of all ranks' only chunks.
+  static ChunkGroups of_merged(int nranks) {
+    ChunkGroups groups;
+    groups.max_chunks_ = 1;
+    groups.num_merged_ = nranks;
+    return groups;
+  }
 
   MK_HOST_DEVICE Range range(const WgradOrder& order, int group) const {
+    if (order.merged) return {0, num_merged_, group, max_chunks_};
     const bool is_near = group < num_near_groups_;
     const int begin = (is_near ? group : group - num_near_groups_) * chunks_;
     const int end = begin + chunks_ < max_chunks_ ? begin + chunks_ : max_chunks_;
@@ -113,6 +134,7 @@ class ChunkGroups {
 
   // What a step that is not this rank's own needs: this group, and those before it.
   MK_HOST_DEVICE Needed needed(const WgradOrder& order, const WgradStep& step) const {
+    if (order.merged) return {0, order.num_steps()};
     const bool is_near = step.position <= order.num_near;
     const int count = is_near ? order.num_near : order.num_far;
     const int first_step = is_near ? order.end_of_own() : order.end_of_near();
@@ -128,8 +150,9 @@ class ChunkGroups {
  private:
   int num_near_groups_ = NUM_GROUPS;  // and as many far ones, if there are any
   int max_chunks_ = 0;
-  int chunks_ = 1;  // of a rank in a group
-  int turns_ = 1;   // in which they are taken
+  int chunks_ = 1;      // of a rank in a group
+  int turns_ = 1;       // in which they are taken
+  int num_merged_ = 0;  // ranks
 };
 
 }  // namespace mk::allgather_gemm

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// AllGather+GEMM between nodes in mode WGRAD on emulated warps and host memory, over the real transports: rows
-// of X are pushed, put, forwarded and brought to the gathered X, and the kernel's own producer waits for them
-// and loads them step by step. The tensor cores are missing: one thread stands in for them, and its sums must
-// have the bits of sums in the order that docs/protocol.md promises.
+// AllGather+GEMM in mode WGRAD on emulated warps and host memory, inside a node and, over the real transports,
+// between nodes: rows of X are pushed, put, forwarded and brought to the gathered X, and the kernel's own
+// producer waits for them and loads them step by step. The tensor cores are missing: one thread stands in for
+// them, and its sums must have the bits of sums in the order that docs/protocol.md promises.
 #include "shim/device_words.h"
 
 #include <vector>
@@ -49,8 +49,10 @@ void load_a_stage(MainloopStorage<Config>& smem, int stage, const CUtensorMap* m
 namespace test {
 namespace {
 
+using allgather_gemm::ChunkGroups;
 using allgather_gemm::NetworkWgradParams;
 using allgather_gemm::WgradOrder;
+using allgather_gemm::WgradParams;
 
 constexpr int kNetworkCtas = allgather_gemm::NUM_NETWORK_CTAS;
 constexpr int kComputeCtas = 2;
@@ -95,9 +97,15 @@ class WgradRank : public GatherRank {
     const int64_t pitch = static_cast<int64_t>(params.schedule.row_pitch());
     params.push_units = make_push_units(params, allgather_gemm::PANEL_BY_PANEL,
                                         shape.push_ctas > 0 ? PUSH_CTA_PIECE_BYTES : PUSH_PIECE_BYTES);
-    const int num_near = comm.order.num_local - 1;
-    params.wgrad_order = WgradOrder::of(shape.m, num_near, comm.nranks - 1 - num_near, shape.aligned);
-    params.chunk_groups = {params.wgrad_order, params.schedule.max_chunks, shape.chunk_rows};
+    params.merged = is_one_node() && WgradOrder::merges(shape.m, comm.nranks);
+    if (params.merged) {
+      params.wgrad_order = WgradOrder::of_merged(shape.m);
+      params.chunk_groups = ChunkGroups::of_merged(comm.nranks);
+    } else {
+      const int num_near = comm.order.num_local - 1;
+      params.wgrad_order = WgradOrder::of(shape.m, num_near, comm.nranks - 1 - num_near, shape.aligned);
+      params.chunk_groups = {params.wgrad_order, params.schedule.max_chunks, shape.chunk_rows};
+    }
     params.c_rows = static_cast<int>(shape.k);
     params.tiles = {static_cast<int>(ceil_div(shape.k, 64)),
                     static_cast<int>(ceil_div(shape.n, 64)),
@@ -114,12 +122,12 @@ class WgradRank : public GatherRank {
     params.load.map_a = slices_map(dy_.data(), 1, shape.m, shape.m, shape.k, shape.k * 2);
     params.load.map_b =
         slices_map(params.a, 1, params.max_rows, params.schedule.rows(rank_.rank), shape.n, params.a_pitch);
-    const int64_t whole = shape.m / params.max_rows;
+    const int64_t slice_rows = std::max(1, params.wgrad_order.max_rows), whole = shape.m / slice_rows;
     for (int bank = 0; bank < 2; ++bank) {
       std::byte* const area = gpu_.area(static_cast<uint64_t>(bank), 0);
-      params.map_gathered[bank] = slices_map(area, whole, params.max_rows, params.max_rows, shape.n, pitch);
-      params.map_last[bank] = slices_map(area + whole * params.max_rows * pitch, 1, params.max_rows,
-                                         shape.m - whole * params.max_rows, shape.n, pitch);
+      params.map_gathered[bank] = slices_map(area, whole, slice_rows, slice_rows, shape.n, pitch);
+      params.map_last[bank] = slices_map(area + whole * slice_rows * pitch, 1, slice_rows,
+                                         shape.m - whole * slice_rows, shape.n, pitch);
     }
     make_gathered(shape.gathered, &params);
     return params;
@@ -136,27 +144,32 @@ class WgradRank : public GatherRank {
   void launch(const NetworkWgradParams& params, int push_ctas) {
     using Smem = allgather_gemm::WgradStorage<EmulatedConfig>;
     std::vector<std::unique_ptr<Smem>> storage;
-    for (int cta = 0; cta < kComputeCtas + push_ctas + kNetworkCtas; ++cta)
+    for (int cta = 0; cta < kComputeCtas + push_ctas + (is_one_node() ? 0 : kNetworkCtas); ++cta)
       storage.push_back(std::make_unique<Smem>());
     emulation::run_ctas(static_cast<unsigned>(storage.size()), EmulatedConfig::NUM_THREADS / 32, [&] {
       Smem& smem = *storage[blockIdx.x];
       const RankLaunch launch(params.comm);
       launch.begin_cta();
-      if (static_cast<int>(blockIdx.x) >= params.tiles.num_workers) {
-        allgather_gemm::run_moving_cta<EmulatedConfig>(launch, params, reinterpret_cast<uint8_t*>(&smem));
-      } else {
-        if (threadIdx.x == 0) allgather_gemm::chunks_init(smem.chunks);
-        __syncthreads();
-        const int warp = static_cast<int>(threadIdx.x / 32);
-        if (warp == 0 && threadIdx.x % 32 == 0) {
-          allgather_gemm::produce_wgrad<EmulatedConfig>(launch, smem, params);
-        } else if (warp == 1 + NUM_COPY_WARPS && threadIdx.x % 32 == 0) {
-          consume(smem.mainloop, params);
-        } else if (warp >= 1 && warp <= NUM_COPY_WARPS) {
-          allgather_gemm::run_network_copy_warp(
-              launch, params, smem.push, nullptr, CopyWarp{warp - 1, params.tiles.num_workers},
-              [&] { allgather_gemm::watch_chunks<EmulatedConfig>(launch, params, smem.chunks); });
+      const bool computes = static_cast<int>(blockIdx.x) < params.tiles.num_workers;
+      if (is_one_node()) {
+        const WgradParams& in_node = params;
+        if (computes) {
+          run_roles(launch, smem, in_node, [&](const CopyWarp& warp) {
+            allgather_gemm::run_copy_warp(launch, in_node, smem.push, nullptr, warp, [&] {
+              allgather_gemm::watch_chunks<EmulatedConfig>(launch, in_node, smem.chunks);
+            });
+          });
+        } else if (in_node.schedule.k > 0) {
+          allgather_gemm::run_push_cta<EmulatedConfig>(launch, in_node, reinterpret_cast<uint8_t*>(&smem));
         }
+      } else if (computes) {
+        run_roles(launch, smem, params, [&](const CopyWarp& warp) {
+          allgather_gemm::run_network_copy_warp(launch, params, smem.push, nullptr, warp, [&] {
+            allgather_gemm::watch_chunks<EmulatedConfig>(launch, params, smem.chunks);
+          });
+        });
+      } else {
+        allgather_gemm::run_moving_cta<EmulatedConfig>(launch, params, reinterpret_cast<uint8_t*>(&smem));
       }
       launch.end_cta();
     });
@@ -175,8 +188,28 @@ class WgradRank : public GatherRank {
   }
 
  private:
+  bool is_one_node() const { return gpu_.comm().order.num_rail_peers == 0; }
+
+  // The warps of a CTA that computes.
+  template <class Smem, class Params, class Copy>
+  void run_roles(const RankLaunch& launch, Smem& smem, const Params& params, Copy&& run_copy) {
+    if (threadIdx.x == 0) {
+      push_init(smem.push);
+      allgather_gemm::chunks_init(smem.chunks);
+    }
+    __syncthreads();
+    const int warp = static_cast<int>(threadIdx.x / 32);
+    if (warp == 0 && threadIdx.x % 32 == 0) {
+      allgather_gemm::produce_wgrad<EmulatedConfig>(launch, smem, params);
+    } else if (warp == 1 + NUM_COPY_WARPS && threadIdx.x % 32 == 0) {
+      consume(smem.mainloop, params);
+    } else if (warp >= 1 && warp <= NUM_COPY_WARPS) {
+      run_copy(CopyWarp{warp - 1, params.tiles.num_workers});
+    }
+  }
+
   // A tile's sums, in the order in which its steps come.
-  void consume(MainloopStorage<EmulatedConfig>& smem, const NetworkWgradParams& params) {
+  void consume(MainloopStorage<EmulatedConfig>& smem, const WgradParams& params) {
     TileCursor tiles(params.late_tiles, static_cast<int>(blockIdx.x));
     StageCursor<EmulatedConfig::NUM_STAGES> stages;
     TileWork work;
@@ -207,7 +240,8 @@ class WgradRank : public GatherRank {
     }
   }
 
-  // Own rows, then steps of the node's other ranks in turn, then those of the other nodes' ranks.
+  // Own rows, then steps of the node's other ranks in turn, then those of the other nodes' ranks; or all rows
+  // as they lie.
   std::vector<float> expected_c(const NetworkWgradParams& params, const WgradShape& shape,
                                 uint64_t epoch) const {
     std::vector<float> sums(c_.size(), 0.0f);
@@ -216,6 +250,10 @@ class WgradRank : public GatherRank {
       const int source = params.comm.order.rank_at[position];
       const bool is_near = rank_.topology.same_node(rank_.rank, source);
       groups[source == rank_.rank ? 0 : is_near ? 1 : 2].push_back(source);
+    }
+    if (params.merged) {
+      groups.assign(1, {});
+      for (int source = 0; source < rank_.nranks; ++source) groups[0].push_back(source);
     }
     for (const std::vector<int>& group : groups) {
       for (int64_t step = 0; step < params.max_rows + 64; step += 64) {
@@ -259,6 +297,7 @@ std::string run_launches(WgradRank& rows, const WgradShape& shape, int launches)
 // With a sanitizer the first and the fourth.
 const std::vector<std::vector<int>> kTopologies = {
     {0, 0, 1, 1}, {0, 1}, {0, 1, 0, 1}, {0, 0, 0, 1}, {0, 1, 2, 3}};
+const std::vector<std::vector<int>> kNodes = {{0, 0, 0}, {0, 0}, {0, 0, 0, 0}};
 
 }  // namespace
 
@@ -287,6 +326,31 @@ TEST_CASE("a product takes rows of its own rank, of its node and of other nodes 
             return wrong + rank.failure();
           }) == "");
   }
+}
+
+TEST_CASE("inside a node ranks of few rows share their steps, which wait for all", "[emulation]") {
+  const std::vector<int> nodes = GENERATE(from_range(fewer_if_slow(kNodes)));
+  INFO(nodes.size() << " ranks");
+  CHECK(run_ranks(RankKind::threads, {"loopback", "0"}, nodes, [&](Rank& rank) -> std::string {
+          WgradRank rows(rank);
+          MK_EXPECT_OK(rows.set_up());
+          MK_EXPECT(rank.barrier());
+          const int64_t k = 9 + 7 * rank.rank;
+          std::string wrong;
+          // Also with more rows, of which each rank's have steps of their own.
+          for (const WgradShape& shape :
+               {WgradShape{64, 130, k, false, true, 0}, WgradShape{1, 24, k, true, true, 0},
+                WgradShape{3, 300, k, false, false, 0, 64, 2}, WgradShape{100, 72, k, true, true, 1},
+                WgradShape{63 * rank.nranks, 65, k, false, true, 0, 256, 1}, WgradShape{5, 0, k},
+                WgradShape{120, 200, rank.rank == 1 ? 0 : 70, true, true, 0},
+                WgradShape{64 * rank.nranks, 65, k, false, true, 0, 256, 1},
+                WgradShape{500, 130, k, true, false, 1, 64, 2}, WgradShape{0, 64, k}}) {
+            if (std::string text = run_launches(rows, shape, 3); !text.empty())
+              wrong += format("m %lld, n %lld: ", (long long)shape.m, (long long)shape.n) + text;
+          }
+          MK_EXPECT(rank.barrier());
+          return wrong + rank.failure();
+        }) == "");
 }
 
 TEST_CASE("a product whose rows do not come says whose", "[emulation]") {
