@@ -243,6 +243,28 @@ bool merges_rows(const GemmCall& call, int nranks, int num_sms, const RankGemmPl
   return merged.block_m > 0 && merged.predicted_us + WAIT_OF_MERGED_US < apart.predicted_us;
 }
 
+// Few rows in common tiles of 64, more of them than CTAs: they take as long as the weights are read, and a last
+// wave of few CTAs reads them more slowly. Its tiles are cut among all CTAs where they are few, and else dealt
+// out all over the chip, for what a part of it loads, weights and for each tile all rows, is limited, too.
+void choose_last_wave(const GemmCall& call, int num_workers, RankGemmPlan& to) {
+  constexpr double MOST_CUT_PART = 0.42;
+  if (!to.merged || to.is_between_nodes || to.gemm.block_m != 64 || to.tile_rows != 1) return;
+  if (to.gemm.num_streamk_tiles > 0 || to.num_late > 0) return;
+  const int64_t num_tiles = ceil_div(call.n, to.gemm.block_n);
+  const auto rest = static_cast<int>(num_tiles % num_workers);
+  if (num_tiles <= num_workers || rest == 0) return;
+  if (rest > MOST_CUT_PART * num_workers) {
+    to.spreads_tiles = true;
+    return;
+  }
+  GemmShape shape;
+  shape.m = to.gemm.block_m;
+  shape.n = call.n;
+  shape.k = call.k;
+  const GemmPlan cut = gemm_plan_with(shape, num_workers, {to.gemm.block_m, to.gemm.block_n, false}, rest);
+  if (cut.num_workers == num_workers) to.gemm = cut;
+}
+
 // Push warps of each CTA that computes. One that feeds several peers keeps the links busy as long as most SMs
 // have one; with two the first panels come later, which only a product does not mind that is not much longer
 // than its rows are on their way. A unit for one peer takes as long to get away.
@@ -348,6 +370,7 @@ Status plan_gather(const GemmCall& call, int rank, int nranks, int num_sms, cons
     const double bytes = static_cast<double>(max_rows * call.k * 2) * (to.merged ? nranks : nranks - 1);
     choose_late_workers(call, to.merged ? call.m : max_rows, call.k, bytes, num_sms, to);
   }
+  if (!has_clusters) choose_last_wave(call, num_sms, to);
   to.sweeps_columns = sweeps_columns(call, nranks, num_sms, to);
   to.num_push_warps = choose_push_warps(call, nranks, to);
   to.area_bytes = call.m * round_up(call.k * 2, 16);

@@ -32,6 +32,7 @@ struct RankGemmPlan {
   int num_late = 0;             // CTAs that first push and then compute
   int late_tile = 0;            // whole tiles that are dealt out among the others before
   bool shares_tiles = false;    // see LateTileSchedule
+  bool spreads_tiles = false;   // likewise
   bool sweeps_columns = false;  // tiles of the same columns are computed at the same time, though not merged
   // Reductions.
   bool is_between_nodes = false;

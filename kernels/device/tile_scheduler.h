@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <numeric>
 
 #include "kernels/device/divisor.h"
 #include "kernels/device/host_device.h"
@@ -155,8 +156,21 @@ struct LateTileSchedule : TileSchedule {
   // Or, of as many tiles as workers, two workers share one of the first half along k, then one of the second
   // half: all have work from the beginning, where the tiles of the second half come late.
   bool shares_tiles = false;
+  // Of workers that follow one another, how far apart their tiles are; see spread().
+  int stride = 1;
 
-  MK_HOST_DEVICE int first_tile(int worker) const { return worker < num_early ? worker : late_tile + worker; }
+  // CTAs that follow one another lie together on the chip, and parts of it load no more than so much: the tiles
+  // of a last, short wave go to workers all over it, and not to the first. Without late workers.
+  void spread() {
+    constexpr double GOLDEN_RATIO = 0.618;
+    stride = num_early > 2 ? static_cast<int>(GOLDEN_RATIO * num_early) : 1;
+    while (std::gcd(stride, num_early) > 1) ++stride;
+  }
+
+  MK_HOST_DEVICE int first_tile(int worker) const {
+    if (worker >= num_early) return late_tile + worker;
+    return stride == 1 ? worker : worker * stride % num_early;
+  }
   MK_HOST_DEVICE int tile_after(int tile) const { return tile + (tile < late_tile ? num_early : num_workers); }
 };
 

@@ -76,6 +76,7 @@ class NodeGatherRank : public GatherRank {
     params.tiles = {num_m_tiles, kColumnTiles, static_cast<int>(ceil_div(shape.rows.columns, 64)), num_early,
                     0,           group_m};
     params.late_tiles = {params.tiles, num_early, 0, shares};
+    if (params.merged && !shape.compute_afterwards) params.late_tiles.spread();
     if (shape.compute_afterwards) {
       params.late_tiles.num_workers += shape.push_ctas;
       params.late_tiles.late_tile = num_early;

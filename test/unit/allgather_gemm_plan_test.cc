@@ -70,6 +70,27 @@ TEST_CASE("mode WGRAD: all CTAs push, and those that are asked to do nothing els
   }
 }
 
+TEST_CASE("few rows, tiles of more than a wave: a short last wave is cut, a longer one spread") {
+  const auto of = [](int64_t m, int64_t n, int64_t k, int nranks) {
+    return plan_of(make_call(MK_OPERATOR_ALLGATHER_GEMM, m, n, k), 0, nranks);
+  };
+  for (const int64_t m : {16, 32, 64}) {
+    for (const int nranks : {2, 4}) {
+      INFO(m << " rows, " << nranks << " ranks");
+      const RankGemmPlan spread = of(m, 28672, 8192, nranks);  // 224 tiles of 64 x 128, 92 in the last wave
+      CHECK(spread.gemm.block_m == 64);
+      CHECK(spread.gemm.num_streamk_tiles == 0);
+      CHECK(spread.spreads_tiles);
+      const RankGemmPlan cut = of(m, 20480, 8192, nranks);  // 160, 28
+      CHECK(cut.gemm.num_streamk_tiles == 28);
+      CHECK(cut.gemm.num_workers == NUM_SMS);
+      CHECK(!cut.spreads_tiles);
+      CHECK(!of(m, 14336, 8192, nranks).spreads_tiles);  // one wave
+    }
+  }
+  CHECK(!of(256, 28672, 8192, 2).spreads_tiles);
+}
+
 TEST_CASE("tiles of few k-steps are large, and take no turns in storing") {
   for (const int64_t m : {64, 512}) {
     GemmCall gradient = make_call(MK_OPERATOR_ALLGATHER_GEMM, m, 8192, 3584);

@@ -64,6 +64,34 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("tiles that are spread are each one worker's, and those of the last wave lie all over the workers") {
+  for (const int num_workers : {1, 2, 3, 4, 7, 16, 66, 114, 120, 131, 132}) {
+    for (const int num_tiles : {0, 1, 130, 160, 191, 224, 263, 264, 288, 448}) {
+      LateTileSchedule schedule = {{1, num_tiles, 5, num_workers, 0, 1}, num_workers, 0};
+      schedule.spread();
+      INFO(num_workers << " workers, " << num_tiles << " tiles, stride " << schedule.stride);
+      const int waves = num_tiles / num_workers, rest = num_tiles % num_workers;
+      std::set<int> seen;
+      std::vector<int> in_last_wave(static_cast<size_t>(num_workers));
+      for (int worker = 0; worker < num_workers; ++worker) {
+        TileCursor tiles(schedule, worker);
+        TileWork work;
+        int count = 0;
+        for (; tiles.next(&work); ++count) CHECK(seen.insert(work.n_tile).second);
+        CHECK((count == waves || count == waves + 1));
+        in_last_wave[static_cast<size_t>(worker)] = count - waves;
+      }
+      CHECK(static_cast<int>(seen.size()) == num_tiles);
+      // As many of any 16 that follow one another as of all, or two more or less.
+      for (int first = 0; first + 16 <= num_workers; ++first) {
+        int count = 0;
+        for (int i = 0; i < 16; ++i) count += in_last_wave[static_cast<size_t>(first + i)];
+        CHECK(std::abs(count - 16.0 * rest / num_workers) <= 2);
+      }
+    }
+  }
+}
+
 TEST_CASE("with nobody late tiles are dealt out as without") {
   const LateTileSchedule late = schedule_of(6, 0, 0, 4);
   for (int worker = 0; worker < late.num_workers; ++worker) {

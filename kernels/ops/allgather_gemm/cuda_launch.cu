@@ -81,6 +81,7 @@ LateTileSchedule late_tiles_of(const TileSchedule& tiles, const RankGemmPlan& pl
   LateTileSchedule late = {tiles, tiles.num_workers, plan.late_tile, plan.shares_tiles};
   // Clusters have tiles together.
   late.set_num_workers(plan.gemm.is_swapped ? plan.gemm.num_workers : tiles.num_workers + plan.num_late);
+  if (plan.spreads_tiles) late.spread();
   return late;
 }
 
