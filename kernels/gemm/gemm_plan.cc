@@ -63,6 +63,10 @@ constexpr double LAUNCH_US = 3;
 constexpr int FEW_ROWS = 512;
 constexpr int FEW_ROWS_OF_WHOLE_TILES = 128;  // power limits no clock: up to FEW_ROWS, where tiles are smaller
 constexpr double FULL_CLOCK_MHZ = 1900;
+// In several waves, of up to FEW_ROWS_OF_SWAPPED rows. With fewer CTAs in the last one the memory is no longer
+// what limits them, but the part of the chip that they lie in.
+constexpr double CTAS_TO_FILL_LAST_WAVE = 115;
+constexpr double WAVES_OF_HIGH_TILES_FACTOR = 1.06;
 constexpr double FEW_ROWS_LAUNCH_US = 3.4;
 constexpr double CTAS_WITHOUT_CONTENTION = 80;
 constexpr double SPLIT_CONTENTION_OF_132_CTAS = 0.3;
@@ -217,6 +221,15 @@ double predict_us(const GemmShape& shape, const GemmPlan& plan, double more_byte
   }
   return LAUNCH_US + overlapped_us(cycles / CLOCK_MHZ, memory_us(shape, plan, more_bytes)) +
          exchange_cycles / CLOCK_MHZ;
+}
+
+// A product of few rows in several waves of whole tiles.
+double predict_waves_of_few_rows_us(const GemmShape& shape, const GemmPlan& plan) {
+  const auto last = static_cast<double>(gemm_plan_num_tiles(shape, plan) % plan.num_workers);
+  // As if so many tiles more were read, but in a full last wave none.
+  const double missing_tiles = last > 0 ? std::max(0.0, CTAS_TO_FILL_LAST_WAVE - last) : 0;
+  const double us = predict_us(shape, plan, 2.0 * shape.k * plan.block_n * missing_tiles);
+  return plan.block_m > 64 ? WAVES_OF_HIGH_TILES_FACTOR * us : us;
 }
 
 // A CTA has some k-steps, and chunks of columns to add up.
@@ -556,6 +569,10 @@ GemmPlan gemm_plan(const GemmShape& shape, int num_sms, const GemmClusterLimits&
     const int64_t tiles = gemm_plan_num_tiles(shape, whole);
     if (shape.m <= FEW_ROWS && is_one_wave(shape, whole))
       whole.predicted_us = predict_one_wave_us(shape, whole);
+    // Not in gemm_plan_with(), by which operators between ranks compare tiles: all-gathers of few rows have a
+    // rule of their own.
+    if (shape.m <= FEW_ROWS_OF_SWAPPED && tiles > whole.num_workers)
+      whole.predicted_us = predict_waves_of_few_rows_us(shape, whole);
     consider(whole);
     const int64_t rest = tiles % std::max(1, num_sms);
     if (rest == 0) continue;
