@@ -243,25 +243,33 @@ bool merges_rows(const GemmCall& call, int nranks, int num_sms, const RankGemmPl
   return merged.block_m > 0 && merged.predicted_us + WAIT_OF_MERGED_US < apart.predicted_us;
 }
 
-// Few rows in common tiles of 64, more of them than CTAs: they take as long as the weights are read, and a last
-// wave of few CTAs reads them more slowly. Its tiles are cut among all CTAs where they are few, and else dealt
-// out all over the chip, for what a part of it loads, weights and for each tile all rows, is limited, too.
+// Few rows in common tiles of 64 rows take as long as the weights are read, which few CTAs do more slowly. So,
+// with many k-steps, tiles are narrow rather than few. A last wave's tiles are cut among all CTAs where they
+// are few, and else dealt out all over the chip, for what a part of it loads, weights and for each tile all
+// rows, is limited, too.
 void choose_last_wave(const GemmCall& call, int num_workers, RankGemmPlan& to) {
   constexpr double MOST_CUT_PART = 0.42;
+  constexpr double FEW_CTAS_PART = 0.67;
+  constexpr int64_t MANY_STEPS = 128;
   if (!to.merged || to.is_between_nodes || to.gemm.block_m != 64 || to.tile_rows != 1) return;
   if (to.gemm.num_streamk_tiles > 0 || to.num_late > 0) return;
-  const int64_t num_tiles = ceil_div(call.n, to.gemm.block_n);
-  const auto rest = static_cast<int>(num_tiles % num_workers);
-  if (num_tiles <= num_workers || rest == 0) return;
+  GemmTile tile = {to.gemm.block_m, to.gemm.block_n, false};
+  const auto num_tiles = [&] { return ceil_div(call.n, tile.block_n); };
+  if (static_cast<double>(num_tiles()) <= FEW_CTAS_PART * num_workers && call.tuning.tile_n == 0 &&
+      ceil_div(call.k, GEMM_BLOCK_K) >= MANY_STEPS) {
+    tile.block_n = 64;
+  }
+  const auto rest = static_cast<int>(num_tiles() % num_workers);
+  if (num_tiles() <= num_workers || rest == 0) return;
   if (rest > MOST_CUT_PART * num_workers) {
-    to.spreads_tiles = true;
+    to.spreads_tiles = tile.block_n == to.gemm.block_n;
     return;
   }
   GemmShape shape;
-  shape.m = to.gemm.block_m;
+  shape.m = tile.block_m;
   shape.n = call.n;
   shape.k = call.k;
-  const GemmPlan cut = gemm_plan_with(shape, num_workers, {to.gemm.block_m, to.gemm.block_n, false}, rest);
+  const GemmPlan cut = gemm_plan_with(shape, num_workers, tile, rest);
   if (cut.num_workers == num_workers) to.gemm = cut;
 }
 

@@ -70,7 +70,7 @@ TEST_CASE("mode WGRAD: all CTAs push, and those that are asked to do nothing els
   }
 }
 
-TEST_CASE("few rows, tiles of more than a wave: a short last wave is cut, a longer one spread") {
+TEST_CASE("few rows: a short last wave is cut, a longer one spread, and tiles are narrow rather than few") {
   const auto of = [](int64_t m, int64_t n, int64_t k, int nranks) {
     return plan_of(make_call(MK_OPERATOR_ALLGATHER_GEMM, m, n, k), 0, nranks);
   };
@@ -85,7 +85,11 @@ TEST_CASE("few rows, tiles of more than a wave: a short last wave is cut, a long
       CHECK(cut.gemm.num_streamk_tiles == 28);
       CHECK(cut.gemm.num_workers == NUM_SMS);
       CHECK(!cut.spreads_tiles);
-      CHECK(!of(m, 14336, 8192, nranks).spreads_tiles);  // one wave
+      CHECK(!of(m, 14336, 8192, nranks).spreads_tiles);        // one wave
+      const RankGemmPlan narrow = of(m, 10240, 8192, nranks);  // 160 tiles of 64 x 64, and not 80 of 64 x 128
+      CHECK(narrow.gemm.block_n == 64);
+      CHECK(narrow.gemm.num_streamk_tiles == 28);
+      CHECK(of(m, 10240, 2048, nranks).gemm.num_streamk_tiles == 0);
     }
   }
   CHECK(!of(256, 28672, 8192, 2).spreads_tiles);
