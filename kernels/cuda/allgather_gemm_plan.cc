@@ -44,6 +44,19 @@ std::span<const GemmTile> gather_tiles(const GemmCall& call, bool merged) {
   return merged || call.tuning.tile_n > 0 ? all : all.first(all.size() - 1);
 }
 
+// The product of so many rows.
+GemmShape shape_of(const GemmCall& call, int64_t rows, int64_t k) {
+  GemmShape shape;
+  shape.m = rows;
+  shape.n = call.n;
+  shape.k = k;
+  shape.in_type = gemm_type(call.dtype);
+  shape.out_type = gemm_type(call.out_dtype);
+  shape.accumulate = call.accumulate;
+  shape.b_transposed = call.mode == MK_ALLGATHER_FORWARD && call.b_layout == MK_LAYOUT_NK;
+  return shape;
+}
+
 // Those that there are kernels for.
 std::span<const GemmTile> tiles_for(const GemmCall& call, const RankGemmPlan& plan) {
   if (call.mode == MK_ALLGATHER_WGRAD) return WGRAD_TILES;
@@ -142,14 +155,7 @@ void choose_late_workers(const GemmCall& call, int64_t rows, int64_t k, double b
   constexpr int MOST_ROUNDS = 16;
   constexpr double LEAST_GAIN = 0.995;
   const GemmTile tile = {to.gemm.block_m, to.gemm.block_n, to.gemm.ping_pong};
-  GemmShape shape;
-  shape.m = to.num_owners * round_up(rows, tile.block_m);
-  shape.n = call.n;
-  shape.k = k;
-  shape.in_type = gemm_type(call.dtype);
-  shape.out_type = gemm_type(call.out_dtype);
-  shape.accumulate = call.accumulate;
-  shape.b_transposed = call.mode == MK_ALLGATHER_FORWARD && call.b_layout == MK_LAYOUT_NK;
+  const GemmShape shape = shape_of(call, to.num_owners * round_up(rows, tile.block_m), k);
   const int num_late = to.plan.copy_ctas;
   const int num_workers = num_early + num_late;
   const auto num_tiles = gemm_plan_num_tiles(shape, to.gemm);
@@ -251,25 +257,22 @@ void choose_last_wave(const GemmCall& call, int num_workers, RankGemmPlan& to) {
   constexpr double MOST_CUT_PART = 0.42;
   constexpr double FEW_CTAS_PART = 0.67;
   constexpr int64_t MANY_STEPS = 128;
+  constexpr int NARROW = 64;
+  static_assert(2 * FEW_CTAS_PART - 1 < MOST_CUT_PART);  // a last wave of tiles half as wide is cut
   if (!to.merged || to.is_between_nodes || to.gemm.block_m != 64 || to.tile_rows != 1) return;
   if (to.gemm.num_streamk_tiles > 0 || to.num_late > 0) return;
-  GemmTile tile = {to.gemm.block_m, to.gemm.block_n, false};
-  const auto num_tiles = [&] { return ceil_div(call.n, tile.block_n); };
-  if (static_cast<double>(num_tiles()) <= FEW_CTAS_PART * num_workers && call.tuning.tile_n == 0 &&
-      ceil_div(call.k, GEMM_BLOCK_K) >= MANY_STEPS) {
-    tile.block_n = 64;
-  }
-  const auto rest = static_cast<int>(num_tiles() % num_workers);
-  if (num_tiles() <= num_workers || rest == 0) return;
+  const bool are_few = static_cast<double>(ceil_div(call.n, to.gemm.block_n)) <= FEW_CTAS_PART * num_workers;
+  const bool becomes_narrow =
+      are_few && call.tuning.tile_n == 0 && ceil_div(call.k, GEMM_BLOCK_K) >= MANY_STEPS;
+  const GemmTile tile = {to.gemm.block_m, becomes_narrow ? NARROW : to.gemm.block_n, false};
+  const int64_t num_tiles = ceil_div(call.n, tile.block_n);
+  const auto rest = static_cast<int>(num_tiles % num_workers);
+  if (num_tiles <= num_workers || rest == 0) return;
   if (rest > MOST_CUT_PART * num_workers) {
-    to.spreads_tiles = tile.block_n == to.gemm.block_n;
+    to.spreads_tiles = true;
     return;
   }
-  GemmShape shape;
-  shape.m = tile.block_m;
-  shape.n = call.n;
-  shape.k = call.k;
-  const GemmPlan cut = gemm_plan_with(shape, num_workers, tile, rest);
+  const GemmPlan cut = gemm_plan_with(shape_of(call, tile.block_m, call.k), num_workers, tile, rest);
   if (cut.num_workers == num_workers) to.gemm = cut;
 }
 
@@ -300,14 +303,7 @@ bool plan_clusters(const GemmCall& call, int num_sms, const GemmClusterLimits& l
   constexpr int64_t FEW_ROWS_OF_SWAPPED = 128;
   constexpr double LEAST_PART_OF_SMS = 0.45;  // whose warps push rows, too
   if (to.is_between_nodes || call.tuning.copy_ctas > 0 || call.tuning.compute_ctas > 0) return false;
-  GemmShape shape;
-  shape.m = call.m;
-  shape.n = call.n;
-  shape.k = call.k;
-  shape.in_type = gemm_type(call.dtype);
-  shape.out_type = gemm_type(call.out_dtype);
-  shape.accumulate = call.accumulate;
-  shape.b_transposed = call.b_layout == MK_LAYOUT_NK;
+  const GemmShape shape = shape_of(call, call.m, call.k);
   const auto may_be = [&](const GemmPlan& plan) {
     const bool may_take_it = plan.is_swapped ? call.tuning.tile_m <= 0 && call.tuning.tile_n <= 0
                                              : may_take(call, {plan.block_m, plan.block_n, false});

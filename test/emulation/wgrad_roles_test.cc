@@ -294,6 +294,20 @@ std::string run_launches(WgradRank& rows, const WgradShape& shape, int launches)
   return wrong;
 }
 
+// What is wrong after three launches of each; every rank's part.
+std::string run_shapes(Rank& rank, const std::vector<WgradShape>& shapes) {
+  WgradRank rows(rank);
+  MK_EXPECT_OK(rows.set_up());
+  MK_EXPECT(rank.barrier());
+  std::string wrong;
+  for (const WgradShape& shape : shapes) {
+    if (std::string text = run_launches(rows, shape, 3); !text.empty())
+      wrong += format("m %lld, n %lld: ", (long long)shape.m, (long long)shape.n) + text;
+  }
+  MK_EXPECT(rank.barrier());
+  return wrong + rank.failure();
+}
+
 // With a sanitizer the first and the fourth.
 const std::vector<std::vector<int>> kTopologies = {
     {0, 0, 1, 1}, {0, 1}, {0, 1, 0, 1}, {0, 0, 0, 1}, {0, 1, 2, 3}};
@@ -306,24 +320,18 @@ TEST_CASE("a product takes rows of its own rank, of its node and of other nodes 
   for (const BackendCase& backend : fewer_if_slow(backend_cases())) {
     INFO(backend.backend << " seed " << backend.seed << " " << backend.environment << ", " << nodes.size()
                          << " ranks");
-    CHECK(run_ranks(RankKind::threads, backend, nodes, [&](Rank& rank) -> std::string {
-            WgradRank rows(rank);
-            MK_EXPECT_OK(rows.set_up());
-            MK_EXPECT(rank.barrier());
+    CHECK(run_ranks(RankKind::threads, backend, nodes, [&](Rank& rank) {
             // A rank's k is its own.
             const int64_t k = 9 + 7 * rank.rank;
-            std::string wrong;
-            for (const WgradShape& shape :
-                 {WgradShape{500, 130, k}, WgradShape{333, 72, k, true}, WgradShape{3, 24, k},
-                  WgradShape{0, 64, k}, WgradShape{70, 0, k}, WgradShape{700, 33, k, true, false, 0},
-                  WgradShape{130, 200, rank.rank == 1 ? 0 : 70, false, true, 0},
-                  WgradShape{900, 300, k, true, true, 1, 128, 1},
-                  WgradShape{1500, 200, k, false, false, 0, 64, 2}}) {
-              if (std::string text = run_launches(rows, shape, 3); !text.empty())
-                wrong += format("m %lld, n %lld: ", (long long)shape.m, (long long)shape.n) + text;
-            }
-            MK_EXPECT(rank.barrier());
-            return wrong + rank.failure();
+            return run_shapes(rank, {{500, 130, k},
+                                     {333, 72, k, true},
+                                     {3, 24, k},
+                                     {0, 64, k},
+                                     {70, 0, k},
+                                     {700, 33, k, true, false, 0},
+                                     {130, 200, rank.rank == 1 ? 0 : 70, false, true, 0},
+                                     {900, 300, k, true, true, 1, 128, 1},
+                                     {1500, 200, k, false, false, 0, 64, 2}});
           }) == "");
   }
 }
@@ -331,25 +339,19 @@ TEST_CASE("a product takes rows of its own rank, of its node and of other nodes 
 TEST_CASE("inside a node ranks of few rows share their steps, which wait for all", "[emulation]") {
   const std::vector<int> nodes = GENERATE(from_range(fewer_if_slow(kNodes)));
   INFO(nodes.size() << " ranks");
-  CHECK(run_ranks(RankKind::threads, {"loopback", "0"}, nodes, [&](Rank& rank) -> std::string {
-          WgradRank rows(rank);
-          MK_EXPECT_OK(rows.set_up());
-          MK_EXPECT(rank.barrier());
+  CHECK(run_ranks(RankKind::threads, {"loopback", "0"}, nodes, [&](Rank& rank) {
           const int64_t k = 9 + 7 * rank.rank;
-          std::string wrong;
           // Also with more rows, of which each rank's have steps of their own.
-          for (const WgradShape& shape :
-               {WgradShape{64, 130, k, false, true, 0}, WgradShape{1, 24, k, true, true, 0},
-                WgradShape{3, 300, k, false, false, 0, 64, 2}, WgradShape{100, 72, k, true, true, 1},
-                WgradShape{63 * rank.nranks, 65, k, false, true, 0, 256, 1}, WgradShape{5, 0, k},
-                WgradShape{120, 200, rank.rank == 1 ? 0 : 70, true, true, 0},
-                WgradShape{64 * rank.nranks, 65, k, false, true, 0, 256, 1},
-                WgradShape{500, 130, k, true, false, 1, 64, 2}, WgradShape{0, 64, k}}) {
-            if (std::string text = run_launches(rows, shape, 3); !text.empty())
-              wrong += format("m %lld, n %lld: ", (long long)shape.m, (long long)shape.n) + text;
-          }
-          MK_EXPECT(rank.barrier());
-          return wrong + rank.failure();
+          return run_shapes(rank, {{64, 130, k, false, true, 0},
+                                   {1, 24, k, true, true, 0},
+                                   {3, 300, k, false, false, 0, 64, 2},
+                                   {100, 72, k, true, true, 1},
+                                   {63 * rank.nranks, 65, k, false, true, 0, 256, 1},
+                                   {5, 0, k},
+                                   {120, 200, rank.rank == 1 ? 0 : 70, true, true, 0},
+                                   {64 * rank.nranks, 65, k, false, true, 0, 256, 1},
+                                   {500, 130, k, true, false, 1, 64, 2},
+                                   {0, 64, k}});
         }) == "");
 }
 

@@ -285,6 +285,12 @@ std::vector<Case> make_cases(int nranks) {
       cases.push_back(
           {gather, shape[0], shape[1], shape[2], !transposed, dtype, MK_DTYPE_FP32, true, false, transposed});
     }
+    // Few rows in several waves of tiles: of 132 CTAs the last wave is cut, spread, and cut.
+    for (const auto& shape : {std::array<int64_t, 3>{20, 8700, 2200}, {41, 12600, 328}}) {
+      cases.push_back(
+          {gather, shape[0], shape[1], shape[2], transposed, dtype, dtype, false, true, transposed, 64, 64});
+    }
+    cases.push_back({gather, 40, 10240, 8200, transposed, dtype, dtype, false, true, transposed});
     // Weights that the L2 does not hold, and few rows: merged, or swept with three ranks and more.
     for (const int64_t m : {250, 509, 700}) {
       cases.push_back({gather, m, 17160, 2056, transposed, dtype, dtype, false, false, transposed});
