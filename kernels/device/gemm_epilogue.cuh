@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // From accumulators to the output: bias, accumulation into C, rounding, and stores of whole 128-byte lines
 // (element by element at the edge and where rows are not 16-byte aligned). The destination is a pointer, which
-// may be a peer's. Not by TMA, which writes a row's end up to the next 16 bytes, over what is beside the
-// output.
+// may be a peer's. By TMA, which writes a row's end up to the next 16 bytes, over what is beside the output,
+// where that is none of it: tensor_stores.cuh.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -293,17 +293,23 @@ __device__ __forceinline__ void store_columns_from(const float (&accumulators)[N
   }
 }
 
+// What the output has, 16-bit, to a warp's rows.
+template <class Out, int NUM_BUFFERS, int NUM_ACCUMULATORS>
+__device__ __forceinline__ void add_to_rows(float (&accumulators)[NUM_ACCUMULATORS],
+                                            const EpilogueParams& params, EpilogueBuffers<NUM_BUFFERS>& buffers,
+                                            int m, int m_end, int n) {
+  uint4 values[MAX_PASSES];
+  load_piece<Out, 0, 2 * NUM_ACCUMULATORS>(values, params, buffers.rows[0], m, m_end, n);
+  add_columns_from<Out, 0>(accumulators, values, params, buffers.rows[0], m, m_end, n);
+}
+
 // `m`, `n`: the warp's first row and column; rows from `m_end` on are not written.
 template <class Out, int NUM_BUFFERS, int NUM_ACCUMULATORS>
 __device__ __forceinline__ void store_rows(float (&accumulators)[NUM_ACCUMULATORS],
                                            const EpilogueParams& params, EpilogueBuffers<NUM_BUFFERS>& buffers,
                                            int m, int m_end, int n) {
   if constexpr (sizeof(Out) == 2) {
-    if (params.accumulate) {
-      uint4 values[MAX_PASSES];
-      load_piece<Out, 0, 2 * NUM_ACCUMULATORS>(values, params, buffers.rows[0], m, m_end, n);
-      add_columns_from<Out, 0>(accumulators, values, params, buffers.rows[0], m, m_end, n);
-    }
+    if (params.accumulate) add_to_rows<Out>(accumulators, params, buffers, m, m_end, n);
   }
   store_columns_from<Out, 0>(accumulators, params, buffers, m, m_end, n);
   __syncwarp();

@@ -3,6 +3,7 @@
 // single CTAs. Whole tiles in turn, or cut along k.
 #pragma once
 
+#include "kernels/device/cluster_tiles.cuh"
 #include "kernels/device/deferred_columns.cuh"
 #include "kernels/device/gemm_mainloop.cuh"
 #include "kernels/device/gemm_partials.cuh"
@@ -10,29 +11,6 @@
 #include "kernels/device/tile_scheduler.h"
 
 namespace mk {
-
-// A CTA's walk. The schedule's workers are the clusters; of the tiles of each piece of work this CTA has the
-// one in its place.
-template <class Config, class Schedule>
-class ClusterTileCursor {
- public:
-  __device__ __forceinline__ explicit ClusterTileCursor(const Schedule& schedule)
-      : tiles_(schedule, static_cast<int>(blockIdx.x) / Config::NUM_SHARING_CTAS),
-        place_(static_cast<int>(blockIdx.x) % Config::NUM_SHARING_CTAS) {}
-
-  __device__ __forceinline__ bool next(TileWork* work) {
-    if (!tiles_.next(work)) return false;
-    int& tile = Config::CLUSTER.n > 1 ? work->n_tile : work->m_tile;
-    tile = tile * Config::NUM_SHARING_CTAS + place_;
-    return true;
-  }
-  // A worker's CTA that is in the same place.
-  __device__ int cta_of(int worker) const { return worker * Config::NUM_SHARING_CTAS + place_; }
-
- private:
-  TileCursor<Schedule> tiles_;
-  int place_;
-};
 
 struct SwappedProduct {
   const EpilogueParams& epilogue;  // C's
@@ -42,26 +20,6 @@ struct SwappedProduct {
   void* workspace;
   TraceBuffer* trace;
 };
-
-// One thread's part of what a CTA loads: all its tiles' columns of B, which is transposed what map_a has, or
-// their rows of A; where A is there before the launch.
-template <class Config, bool IS_A, class Schedule>
-__device__ __forceinline__ void load_swapped_tiles(MainloopStorage<Config>& smem, const LoadParams& load,
-                                                   int num_columns, int tile_rows, const Schedule& schedule,
-                                                   TraceBuffer* trace) {
-  ClusterTileCursor<Config, Schedule> tiles(schedule);
-  StageCursor<Config::NUM_STAGES> stages;
-  const Tracer tracer(trace, TRACE_LOAD);
-  TileWork work;
-  while (tiles.next(&work)) {
-    const int first_column = work.m_tile * Config::BLOCK_M;
-    if constexpr (!IS_A) tracer.begin(TraceKind::load, trace_tile(work));
-    load_operand<Config, IS_A>(smem, stages, load, {&load.map_a, first_column, num_columns - first_column},
-                               tile_rows, work);
-    if constexpr (!IS_A) tracer.end();
-  }
-  if constexpr (!IS_A) await_sharing_ctas<Config>(smem, stages);
-}
 
 // With two blocks of columns each there are no registers for more than a tile.
 template <class Config>

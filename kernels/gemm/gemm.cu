@@ -60,15 +60,16 @@ const GemmKernelEntry* find_swapped_kernel(const GemmShape& shape, const GemmPla
 const GemmKernelEntry* find_kernel(const GemmShape& shape, const GemmPlan& plan, bool traced) {
   if (shape.in_type == GemmType::fp32 || (shape.a_transposed && shape.b_transposed)) return nullptr;
   if (plan.is_swapped) return find_swapped_kernel(shape, plan);
-  if (plan.in_clusters())
-    return find_special_kernel(pair_kernels_of(shape.in_type), GEMM_PAIR_TILES, shape, plan);
-  if (plan.num_split_ctas > 1)
+  if (plan.num_split_ctas > 1 && !plan.in_clusters())
     return find_special_kernel(split_kernels_of(shape.in_type), GEMM_SPLIT_TILES, shape, plan);
+  if (plan.in_clusters() && !plan.ping_pong)
+    return find_special_kernel(pair_kernels_of(shape.in_type), GEMM_PAIR_TILES, shape, plan);
   const GemmLayout layout = shape.a_transposed ? GEMM_A_TRANSPOSED_KN : shape.b_transposed ? GEMM_NK : GEMM_KN;
-  for (int tile = 0; tile < NUM_GEMM_TILES; ++tile) {
-    if (GEMM_TILES[tile].block_m == plan.block_m && GEMM_TILES[tile].block_n == plan.block_n &&
-        GEMM_TILES[tile].ping_pong == plan.ping_pong) {
-      return &kernels_of(shape.in_type, traced).entries[tile][layout];
+  for (int i = 0; i < NUM_GEMM_TILES; ++i) {
+    const GemmTile& tile = GEMM_TILES[i];
+    if (tile.block_m == plan.block_m && tile.block_n == plan.block_n && tile.ping_pong == plan.ping_pong &&
+        tile.cluster == plan.cluster) {
+      return &kernels_of(shape.in_type, traced).entries[i][layout];
     }
   }
   return nullptr;
@@ -107,6 +108,18 @@ bool lets_next_come(const GemmPlan& plan, int num_sms) {
   return (num_sms > 0 && plan.num_ctas() >= num_sms) || plan.predicted_us < SHORT_US;
 }
 
+// Whether a kernel stores by a map of C, which writes whole chunks of 16 bytes (CAN_STORE_BOXES); not where
+// CTAs have a tile each, for which nothing waits.
+bool stores_boxes(const GemmShape& shape, const GemmPlan& plan, const EpilogueParams& epilogue) {
+  const bool in_chunks = shape.n * element_bytes_of(shape.out_type) % 16 == 0;
+  return plan.ping_pong && gemm_plan_num_tiles(shape, plan) > plan.num_workers && in_chunks &&
+         epilogue.rows_aligned;
+}
+
+// With few k-steps a tile that is added to C waits for what C has; with many it has come, and asking for it
+// earlier costs what else is loaded.
+constexpr int64_t MOST_K_TO_PREFETCH_C = 1536;
+
 bool fill_params(const GemmArguments& arguments, const GemmPlan& plan, GemmParams* params) {
   const GemmShape& shape = arguments.shape;
   // Any valid address will do for an operand that has no elements.
@@ -132,6 +145,11 @@ bool fill_params(const GemmArguments& arguments, const GemmPlan& plan, GemmParam
   params->schedule.keep_in_step_from(OUT_OF_STEP_K_STEPS);
   params->epilogue = {arguments.c,    arguments.ldc,       arguments.bias,   static_cast<int>(shape.n),
                       shape.out_type, arguments.bias_type, shape.accumulate, rows_aligned};
+  params->has_map_c =
+      stores_boxes(shape, plan, params->epilogue) &&
+      encode_tensor_map(&params->map_c, shape.out_type, arguments.c, shape.m, shape.n, arguments.ldc,
+                        STORE_BOX_ROWS, STORE_BOX_BYTES / element_bytes_of(shape.out_type));
+  params->prefetches_c = params->has_map_c && shape.accumulate && shape.k <= MOST_K_TO_PREFETCH_C;
   params->m = static_cast<int>(tiled.m);
   params->num_split_ctas = plan.num_split_ctas;
   params->workspace = arguments.workspace;

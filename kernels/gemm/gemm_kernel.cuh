@@ -6,11 +6,13 @@
 
 #include <utility>
 
+#include "kernels/device/cluster_tiles.cuh"
 #include "kernels/device/ctas_in_step.cuh"
 #include "kernels/device/gemm_epilogue.cuh"
 #include "kernels/device/gemm_mainloop.cuh"
 #include "kernels/device/gemm_partials.cuh"
 #include "kernels/device/gemm_roles.cuh"
+#include "kernels/device/tensor_stores.cuh"
 #include "kernels/device/tile_scheduler.h"
 #include "kernels/device/trace.cuh"
 #include "kernels/gemm/gemm.h"
@@ -23,13 +25,16 @@ namespace mk {
 
 struct GemmParams {
   LoadParams load;
+  CUtensorMap map_c;  // if there is one
   TileSchedule schedule;
   EpilogueParams epilogue;
   int m;  // rows of what is loaded as A
   int num_split_ctas;
   void* workspace;
   GemmTrace trace;
-  int tile_columns;     // see gemm_plan_tile_columns(); of kernels with clusters
+  int tile_columns;  // see gemm_plan_tile_columns(); of kernels with clusters
+  bool has_map_c;
+  bool prefetches_c;    // whose tiles are added to it soon after they have been asked for
   bool lets_next_come;  // the next grid's CTAs, before all of this one's have ended
 };
 
@@ -83,9 +88,9 @@ __device__ __forceinline__ TraceBuffer* trace_of(const GemmParams& params) {
   return nullptr;
 }
 
+// One thread loads both operands, large tiles in step with the other CTAs.
 template <class Config, bool TRACED>
-__device__ __forceinline__ void producer_role(GemmStorage<Config>& smem, const GemmParams& params) {
-  if (__shfl_sync(~0u, threadIdx.x % 128 / 32, 0) != 0 || !ptx::elect_one()) return;
+__device__ __forceinline__ void load_both_operands(GemmStorage<Config>& smem, const GemmParams& params) {
   ptx::prefetch_tensormap(&params.load.map_a);
   ptx::prefetch_tensormap(&params.load.map_b);
   TileCursor tiles(params.schedule, blockIdx.x);
@@ -113,11 +118,41 @@ __device__ __forceinline__ void producer_role(GemmStorage<Config>& smem, const G
   in_step.leave();
 }
 
+// In ping-pong a k-step is so short that one thread does not ask for both fast enough. This is one of two.
+template <class Config, bool TRACED, bool IS_A>
+__device__ __forceinline__ void load_one_operand(GemmStorage<Config>& smem, const GemmParams& params) {
+  ptx::prefetch_tensormap(IS_A ? &params.load.map_a : &params.load.map_b);
+  if (IS_A && params.has_map_c) ptx::prefetch_tensormap(&params.map_c);
+  ptx::await_previous_grid();
+  load_tiles_of_cta<Config, IS_A>(smem.mainloop, params.load, params.m, Config::BLOCK_N, params.schedule,
+                                  trace_of<TRACED>(params), [&](const TileWork& work) {
+                                    if (IS_A && params.prefetches_c && work.is_owner) {
+                                      prefetch_tile_boxes<Config::BLOCK_M, Config::BLOCK_N>(
+                                          &params.map_c, params.epilogue.out_type,
+                                          work.m_tile * Config::BLOCK_M, work.n_tile * Config::BLOCK_N);
+                                    }
+                                  });
+  if (!IS_A && params.lets_next_come) ptx::let_next_grid_come();
+}
+
+template <class Config, bool TRACED>
+__device__ __forceinline__ void producer_role(GemmStorage<Config>& smem, const GemmParams& params) {
+  const int warp = __shfl_sync(~0u, threadIdx.x % 128 / 32, 0);
+  if (warp > (Config::PING_PONG ? 1 : 0) || !ptx::elect_one()) return;
+  if constexpr (!Config::PING_PONG) {
+    load_both_operands<Config, TRACED>(smem, params);
+  } else if (warp == 0) {
+    load_one_operand<Config, TRACED, false>(smem, params);
+  } else {
+    load_one_operand<Config, TRACED, true>(smem, params);
+  }
+}
+
 // What becomes of a piece's accumulators: a partial tile for its owner, or, with the peers' partial tiles, the
-// output. `block`: which 64 rows of the CTA's tile.
-template <class Config, class Deferred>
+// output. `block`: which 64 rows of the tile; `tiles` walk the tiles of this CTA.
+template <class Config, class Tiles, class Deferred>
 __device__ __forceinline__ void finish_rows(GemmStorage<Config>& smem, const GemmParams& params,
-                                            const TileWork& work, int block,
+                                            const Tiles& tiles, const TileWork& work, int block,
                                             float (&accumulators)[Config::BLOCK_N / 2], Deferred& deferred) {
   const int warp = threadIdx.x / 32;
   const int m = work.m_tile * Config::BLOCK_M + block * 64 + warp % 4 * 16;
@@ -129,12 +164,18 @@ __device__ __forceinline__ void finish_rows(GemmStorage<Config>& smem, const Gem
   }
   if (work.num_peers > 0) {
     partials_add(
-        accumulators, partials, params.workspace, [&](int peer) { return work.first_peer + peer; },
-        work.num_peers, block, has_rows);
+        accumulators, partials, params.workspace,
+        [&](int peer) { return tiles.cta_of(work.first_peer + peer); }, work.num_peers, block, has_rows);
   }
   const int n = work.n_tile * Config::BLOCK_N;
   if constexpr (Deferred::NUM_PIECES > 0) {
     if (deferred.take(accumulators, params.epilogue, m, params.m, n)) return;
+  }
+  if constexpr (CAN_STORE_BOXES<Config>) {
+    if (params.has_map_c) {
+      store_tile_boxes(accumulators, params.epilogue, &params.map_c, smem.epilogue[warp], m, params.m, n);
+      return;
+    }
   }
   store_tile_rows(accumulators, params.epilogue, smem.epilogue[warp], m, params.m, n);
 }
@@ -161,6 +202,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
     trace_enter(trace_of<TRACED>(params), params.trace.epoch, params.trace.op, params.trace.shape);
   }
   __syncthreads();
+  if constexpr (Config::IN_CLUSTERS) cluster_meet();  // others write to this one's stages
 
   // With two consumers the registers of a CTA (168 a thread at launch) are dealt anew: 128 accumulators and
   // their addresses do not fit in 168.
@@ -171,15 +213,16 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
     producer_role<Config, TRACED>(smem, params);
   } else {
     if constexpr (DEAL_REGISTERS) ptx::setmaxnreg_inc<232>();
-    TileCursor tiles(params.schedule, blockIdx.x);
+    ClusterTileCursor<Config, TileSchedule> tiles(params.schedule);
     auto deferred = deferred_of(smem);
     ptx::await_previous_grid();
     consumer_role<Config, TileWork, TilesAre::plain>(
         smem.mainloop, warpgroup, trace_of<TRACED>(params), [&](TileWork* work) { return tiles.next(work); },
         [&](const TileWork& work, int block, float(&accumulators)[Config::BLOCK_N / 2]) {
-          finish_rows<Config>(smem, params, work, block, accumulators, deferred);
+          finish_rows<Config>(smem, params, tiles, work, block, accumulators, deferred);
         },
         deferred);
+    if constexpr (CAN_STORE_BOXES<Config>) await_stored_boxes();
   }
 
   if constexpr (TRACED) {
@@ -190,8 +233,10 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
 
 template <GemmTile TILE, class Element, bool A_TRANSPOSED, bool B_TRANSPOSED, bool TRACED>
 constexpr GemmKernelEntry gemm_kernel_entry() {
-  using Config = GemmConfig<TILE.block_m, TILE.block_n, TILE.ping_pong, Element, A_TRANSPOSED, B_TRANSPOSED>;
+  using Config =
+      GemmConfig<TILE.block_m, TILE.block_n, TILE.ping_pong, Element, A_TRANSPOSED, B_TRANSPOSED, TILE.cluster>;
   static_assert(sizeof(GemmStorage<Config>) <= 227 * 1024);
+  static_assert(sizeof(MainloopStorage<Config>) % 1024 == 0);  // boxes of the output are swizzled
   return {gemm_kernel<Config, TRACED>, Config::NUM_THREADS, sizeof(GemmStorage<Config>)};
 }
 

@@ -35,6 +35,15 @@ constexpr double LEAST_ADDED_FP32_CYCLES = 8000;
 constexpr double HIDDEN_ADDED_FP32_CYCLES_OF_K_STEP = 150;
 // In ping-pong so many k-steps hide all of it.
 constexpr double HIDING_K_STEPS = 30;
+// Where pairs in ping-pong store a tile by boxes, what is left of it all, whatever the number of k-steps; and
+// where a 16-bit C is added to, with few of them.
+constexpr double PAIR_EPILOGUE_CYCLES = 600;
+constexpr double PAIR_FP32_CYCLES = 900;
+constexpr double PAIR_ADDED_FP32_CYCLES = 2200;
+constexpr double PAIR_ADDED_CYCLES = 2000;
+constexpr double PAIR_HIDING_K_STEPS = 20;
+// Of a transposed A, with C in fp32 or added to, pairs were up to 5 % faster with more rows of tiles at a time.
+constexpr int64_t LEAST_K_OF_HIGH_GROUPS = 2048;
 constexpr double START_CYCLES = 3500;
 constexpr double STREAMK_STEP_FACTOR = 1.04;
 // Partial tile out, flag, partial tile in: latencies, and, with large tiles, operands that were no longer in L2
@@ -78,6 +87,7 @@ constexpr double CLUSTER_EFFICIENCY = 0.88;
 constexpr double CLUSTER_EFFICIENCY_SHARING_A = 0.92;
 constexpr double CLUSTER_EFFICIENCY_OF_256_ROWS = 0.9;  // with nearly all SMs, which then power limits
 constexpr double CLUSTER_EFFICIENCY_OF_FOUR = 1;
+constexpr double PING_PONG_PAIR_EFFICIENCY = 0.95;
 // What an SM asks for, and what arrives there, with as many CTAs under way.
 constexpr double CLUSTER_LOAD_BYTES_PER_CYCLE = 48;
 constexpr double CLUSTER_ARRIVING_BYTES_PER_CYCLE = 80;
@@ -133,7 +143,9 @@ double step_cycles(const GemmShape& shape, const GemmPlan& plan, double efficien
   const double of_256_rows = has_some_rows ? EFFICIENCY_OF_256_AND_SOME_ROWS : 0.98;
   const double sharing_a =
       plan.block_m == 256 && has_most_sms ? CLUSTER_EFFICIENCY_OF_256_ROWS : CLUSTER_EFFICIENCY_SHARING_A;
-  const double efficiency = plan.cluster.n == 2   ? sharing_a
+  const bool is_pair = plan.ping_pong && plan.in_clusters();
+  const double efficiency = is_pair               ? PING_PONG_PAIR_EFFICIENCY
+                            : plan.cluster.n == 2 ? sharing_a
                             : is_wave_of_four     ? CLUSTER_EFFICIENCY_OF_FOUR
                             : plan.in_clusters()  ? CLUSTER_EFFICIENCY
                             : plan.block_m == 64  ? efficiency_of_64
@@ -149,7 +161,7 @@ double step_cycles(const GemmShape& shape, const GemmPlan& plan, double efficien
   const double bytes = 2.0 * GEMM_BLOCK_K * (a_rows + columns);
   double load = bytes / SM_LOAD_BYTES_PER_CYCLE;
   if (plan.cluster.m == 2) load = std::max(load, load_cycles_of_last_pair(shape, plan));
-  if (plan.in_clusters() && plan.cluster.m != 2) {
+  if (plan.in_clusters() && plan.cluster.m != 2 && !is_pair) {
     const double arriving = 2.0 * GEMM_BLOCK_K * (plan.block_m + plan.block_n);
     const double busy = std::max<double>(plan.num_ctas(), FEW_CLUSTER_CTAS) / CLUSTER_CTAS;
     load = std::max({load, busy * bytes / CLUSTER_LOAD_BYTES_PER_CYCLE,
@@ -283,6 +295,12 @@ double predict_evenly_cut_us(const GemmShape& shape, const GemmPlan& plan) {
   return FEW_ROWS_LAUNCH_US + overlapped_us(compute_us, memory_us(shape, uncut, 0)) + exchange_us;
 }
 
+// Whether a product is so long that its CTAs are to be kept in step, which pairs are not.
+bool falls_out_of_step(const GemmShape& shape, const GemmPlan& plan) {
+  const int64_t k_steps = ceil_divide(shape.k, GEMM_BLOCK_K);
+  return gemm_plan_num_tiles(shape, plan) * k_steps >= OUT_OF_STEP_K_STEPS * plan.num_ctas();
+}
+
 // Cycles, see FP32_CYCLES.
 double longer_store_cycles(const GemmShape& shape, const GemmPlan& plan, double k_steps) {
   const bool is_fp32 = shape.out_type == GemmType::fp32;
@@ -292,6 +310,14 @@ double longer_store_cycles(const GemmShape& shape, const GemmPlan& plan, double 
                             : is_fp32         ? added_fp32
                                               : ADDED_CYCLES;
   return of_largest * plan.block_m * plan.block_n / (128.0 * 256);
+}
+
+// The same of a tile of a pair in ping-pong, and what else is exposed of it.
+double pair_exposed_cycles(const GemmShape& shape, double k_steps) {
+  if (shape.out_type == GemmType::fp32) return shape.accumulate ? PAIR_ADDED_FP32_CYCLES : PAIR_FP32_CYCLES;
+  const double added =
+      shape.accumulate ? PAIR_ADDED_CYCLES * std::max(0.0, 1 - k_steps / PAIR_HIDING_K_STEPS) : 0;
+  return PAIR_EPILOGUE_CYCLES + added;
 }
 
 // All tiles at once, each a CTA's or, in pairs, two of them a pair's.
@@ -360,6 +386,7 @@ void consider_evenly_cut_plans(const GemmShape& shape, int num_sms, const GemmCl
     consider(plan);
   };
   for (const GemmTile& tile : GEMM_TILES) {
+    if (tile.cluster != GemmCluster{}) continue;
     if (tile.block_m == 64 ? !has_low_tiles : shape.m <= FEW_ROWS_OF_WHOLE_TILES) continue;
     cut(shape, num_sms,
         [&](int workers, int num_cut) { return gemm_plan_with(shape, workers, tile, num_cut); });
@@ -428,9 +455,13 @@ GemmPlan gemm_plan_with(const GemmShape& shape, int num_sms, GemmTile tile, int 
   plan.block_m = tile.block_m;
   plan.block_n = tile.block_n;
   plan.ping_pong = tile.ping_pong;
-  deal_out(shape, num_sms, num_streamk_tiles, &plan);
-  TileSchedule schedule = {static_cast<int>(ceil_divide(shape.m, plan.block_m)),
-                           static_cast<int>(ceil_divide(shape.n, plan.block_n)),
+  plan.cluster = tile.cluster;
+  deal_out(shape, num_sms / plan.num_cluster_ctas(), num_streamk_tiles, &plan);
+  const bool stores_long = shape.out_type == GemmType::fp32 || shape.accumulate;
+  if (plan.in_clusters() && shape.a_transposed && stores_long && shape.k >= LEAST_K_OF_HIGH_GROUPS)
+    plan.group_m *= 2;
+  TileSchedule schedule = {static_cast<int>(ceil_divide(shape.m, plan.cluster_rows())),
+                           static_cast<int>(ceil_divide(shape.n, plan.cluster_columns())),
                            static_cast<int>(ceil_divide(shape.k, GEMM_BLOCK_K)),
                            plan.num_workers,
                            plan.num_streamk_tiles,
@@ -448,6 +479,8 @@ double gemm_plan_exposed_us(const GemmShape& shape, const GemmPlan& plan) {
   const double k_steps = ceil_divide(shape.k, GEMM_BLOCK_K);
   const int64_t whole_tiles = gemm_plan_num_tiles(shape, plan) - plan.num_streamk_tiles;
   const int64_t tiles = ceil_divide(whole_tiles, plan.num_workers) + (plan.num_streamk_tiles > 0 ? 1 : 0);
+  if (plan.ping_pong && plan.in_clusters())
+    return static_cast<double>(tiles) * pair_exposed_cycles(shape, k_steps) / CLOCK_MHZ;
   const int64_t tiles_but_last = std::max<int64_t>(0, tiles - 1);
   const double longer = longer_store_cycles(shape, plan, k_steps);
   if (!plan.ping_pong) return static_cast<double>(tiles) * longer / CLOCK_MHZ;
@@ -565,7 +598,12 @@ GemmPlan gemm_plan(const GemmShape& shape, int num_sms, const GemmClusterLimits&
     if (best.num_workers == 0 || plan.predicted_us < best.predicted_us) best = plan;
   };
   for (const GemmTile& tile : GEMM_TILES) {
-    GemmPlan whole = gemm_plan_with(shape, num_sms, tile, -1);
+    const int num_ctas = tile.cluster.m * tile.cluster.n;
+    const int most_ctas = num_ctas > 1 ? std::min(num_sms, limits.at_a_time[num_ctas] * num_ctas) : num_sms;
+    const int most_workers = most_ctas / num_ctas;
+    if (num_ctas > 1 && most_workers == 0) continue;
+    GemmPlan whole = gemm_plan_with(shape, most_ctas, tile, -1);
+    if (num_ctas > 1 && (shape.m <= FEW_ROWS || shape.n == 0 || falls_out_of_step(shape, whole))) continue;
     const int64_t tiles = gemm_plan_num_tiles(shape, whole);
     if (shape.m <= FEW_ROWS && is_one_wave(shape, whole))
       whole.predicted_us = predict_one_wave_us(shape, whole);
@@ -574,12 +612,12 @@ GemmPlan gemm_plan(const GemmShape& shape, int num_sms, const GemmClusterLimits&
     if (shape.m <= FEW_ROWS_OF_SWAPPED && tiles > whole.num_workers)
       whole.predicted_us = predict_waves_of_few_rows_us(shape, whole);
     consider(whole);
-    const int64_t rest = tiles % std::max(1, num_sms);
+    const int64_t rest = tiles % std::max(1, most_workers);
     if (rest == 0) continue;
     // The last wave alone, or together with the wave before, which makes for fewer pieces a tile.
-    for (const int64_t streamk : {rest, rest + num_sms}) {
+    for (const int64_t streamk : {rest, rest + most_workers}) {
       if (streamk > tiles) continue;
-      GemmPlan cut = gemm_plan_with(shape, num_sms, tile, static_cast<int>(streamk));
+      GemmPlan cut = gemm_plan_with(shape, most_ctas, tile, static_cast<int>(streamk));
       // Not in gemm_plan_with(), by which operators between ranks compare tiles: theirs are in another order.
       if (shape.m > FEW_ROWS_OF_CUT_TILES && shape.m <= SOME_ROWS_OF_CUT_TILES && cut.num_streamk_tiles > 0) {
         cut.predicted_us =

@@ -50,10 +50,12 @@ struct GemmTile {
   int block_m;
   int block_n;
   bool ping_pong;  // see GemmConfig
+  GemmCluster cluster = {};
 };
 // The tiles that kernels exist for, in the order of their tables.
-constexpr GemmTile GEMM_TILES[] = {{128, 256, false}, {256, 160, false}, {128, 224, false}, {128, 192, false},
-                                   {128, 160, true},  {128, 128, true},  {64, 128, false},  {64, 64, false}};
+constexpr GemmTile GEMM_TILES[] = {{128, 256, false}, {256, 160, false}, {128, 224, false},
+                                   {128, 192, false}, {128, 160, true},  {128, 128, true},
+                                   {64, 128, false},  {64, 64, false},   {128, 128, true, {1, 2}}};
 constexpr int NUM_GEMM_TILES = sizeof(GEMM_TILES) / sizeof(GEMM_TILES[0]);
 // The same of the kernels whose clusters split the inner dimension.
 constexpr GemmTile GEMM_SPLIT_TILES[] = {{128, 192, false}, {128, 128, false}, {64, 64, false}};
@@ -100,7 +102,8 @@ struct GemmClusterLimits {
 // The best plan on `num_sms` multiprocessors (all or those the caller may use), by a model of its time.
 GemmPlan gemm_plan(const GemmShape& shape, int num_sms, const GemmClusterLimits& limits);
 
-// The plan with a given tile and number of tiles cut along k (-1: none; tests and tuning).
+// The plan with a given tile and number of tiles cut along k (-1: none; tests and tuning), among up to so many
+// CTAs, all of which run at a time.
 GemmPlan gemm_plan_with(const GemmShape& shape, int num_sms, GemmTile tile, int num_streamk_tiles);
 // What tiles take longer than the plan's predicted_us says where they are stored at once: in ping-pong with few
 // k-steps, and where C is fp32 or added to.

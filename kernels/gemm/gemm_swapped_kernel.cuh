@@ -32,14 +32,14 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
     if (warp == 0 && ptx::elect_one()) {
       ptx::prefetch_tensormap(&params.load.map_b);
       ptx::await_previous_grid();
-      load_swapped_tiles<Config, false>(smem, params.load, params.m, params.tile_columns, params.schedule,
-                                        params.trace.buffer);
+      load_tiles_of_cta<Config, false>(smem, params.load, params.m, params.tile_columns, params.schedule,
+                                       params.trace.buffer);
       if (params.lets_next_come) ptx::let_next_grid_come();
     } else if (warp == 1 && ptx::elect_one()) {
       ptx::prefetch_tensormap(&params.load.map_a);
       ptx::await_previous_grid();
-      load_swapped_tiles<Config, true>(smem, params.load, params.m, params.tile_columns, params.schedule,
-                                       params.trace.buffer);
+      load_tiles_of_cta<Config, true>(smem, params.load, params.m, params.tile_columns, params.schedule,
+                                      params.trace.buffer);
     }
     __syncwarp();
   } else {

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <atomic>
 
+#include "kernels/device/gemm_epilogue_params.h"
+
 namespace mk {
 namespace {
 
@@ -31,8 +33,9 @@ cuuint64_t size_of(int64_t dimension) { return static_cast<cuuint64_t>(std::max<
 
 bool encode(CUtensorMap* map, GemmType type, int rank, const void* base, const cuuint64_t* dimensions,
             const cuuint64_t* strides, const cuuint32_t* box) {
-  const CUtensorMapDataType data_type =
-      type == GemmType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  const CUtensorMapDataType data_type = type == GemmType::bf16   ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                        : type == GemmType::fp16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                                                 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
   const cuuint32_t element_strides[4] = {1, 1, 1, 1};
   return encode_tiled.load(std::memory_order_acquire)(
              map, data_type, static_cast<cuuint32_t>(rank), const_cast<void*>(base), dimensions, strides, box,
@@ -52,7 +55,7 @@ bool tensor_map_is_prepared() { return encode_tiled.load(std::memory_order_acqui
 bool encode_tensor_map(CUtensorMap* map, GemmType type, const void* base, int64_t rows, int64_t columns,
                        int64_t ld, int box_rows, int box_columns) {
   const cuuint64_t dimensions[2] = {size_of(columns), size_of(rows)};
-  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(ld) * 2};
+  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(ld) * element_bytes_of(type)};
   const cuuint32_t box[2] = {static_cast<cuuint32_t>(box_columns), static_cast<cuuint32_t>(box_rows)};
   return encode(map, type, 2, base, dimensions, strides, box);
 }

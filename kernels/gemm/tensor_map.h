@@ -17,13 +17,14 @@ namespace mk {
 cudaError_t tensor_map_prepare();
 bool tensor_map_is_prepared();
 
-// A row-major 16-bit matrix: `columns` contiguous, rows `ld` elements apart (a multiple of 8) from a 16-byte
+// A row-major matrix: `columns` contiguous, rows `ld` elements, a multiple of 16 bytes, apart from a 16-byte
 // aligned base; boxes of box_rows x box_columns, in shared memory with the 128-byte swizzle. What lies outside
 // reads as zero.
 bool encode_tensor_map(CUtensorMap* map, GemmType type, const void* base, int64_t rows, int64_t columns,
                        int64_t ld, int box_rows, int box_columns);
 
-// The same of `slices` such matrices, each `slice_rows` rows behind the one before; boxes are of one slice.
+// The same of `slices` such matrices of 16-bit elements, each `slice_rows` rows behind the one before; boxes
+// are of one slice.
 bool encode_tensor_map_of_slices(CUtensorMap* map, GemmType type, const void* base, int64_t slices,
                                  int64_t slice_rows, int64_t rows, int64_t columns, int64_t ld, int box_rows,
                                  int box_columns);

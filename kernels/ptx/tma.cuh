@@ -73,6 +73,26 @@ __device__ __forceinline__ void cp_async_bulk_tensor_2d_global_shared(const CUte
                : "memory");
 }
 
+// PTX ISA: cp.reduce.async.bulk.tensor, shared to global, `.add`, in the map's type. Each element is added at
+// once, in no order among them.
+__device__ __forceinline__ void cp_reduce_async_bulk_tensor_2d_add_global_shared(const CUtensorMap* map,
+                                                                                 const void* smem_source,
+                                                                                 int coordinate0,
+                                                                                 int coordinate1) {
+  asm volatile(
+      "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
+      "r"(smem_address(smem_source)), "r"(coordinate0), "r"(coordinate1)
+      : "memory");
+}
+
+// PTX ISA: cp.async.bulk.prefetch.tensor
+__device__ __forceinline__ void cp_async_bulk_prefetch_tensor_2d_l2(const CUtensorMap* map, int coordinate0,
+                                                                    int coordinate1) {
+  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(map), "r"(coordinate0),
+               "r"(coordinate1)
+               : "memory");
+}
+
 // PTX ISA: cp.async.bulk, global to shared. Addresses and size are multiples of 16 bytes.
 __device__ __forceinline__ void cp_async_bulk_shared_global(void* smem_destination, const void* gmem_source,
                                                             uint32_t num_bytes, uint64_t* barrier) {

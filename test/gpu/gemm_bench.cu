@@ -385,16 +385,17 @@ class Bench {
   void add_plans(const Problem& p, const mk::GemmTile& tile, std::vector<mk::GemmPlan>* plans) {
     if (p.m > 256 && tile.block_m == 64) return;
     if (p.m <= 64 && tile.block_m > 64 && p.n < 14336) return;
-    const mk::GemmPlan whole = mk::gemm_plan_with(shape_of(p), num_sms_, tile, -1);
+    const int num_ctas = tile.cluster.m * tile.cluster.n;
+    const int workers = num_ctas > 1 ? limits_.at_a_time[num_ctas] : num_sms_;
+    const mk::GemmPlan whole = mk::gemm_plan_with(shape_of(p), workers * num_ctas, tile, -1);
     plans->push_back(whole);
-    const int workers = num_sms_;
     const int tiles = static_cast<int>(mk::gemm_plan_num_tiles(shape_of(p), whole));
     for (const int streamk : {tiles % workers, tiles % workers + workers}) {
       if (streamk == 0 || streamk > tiles || tiles > 6 * workers) continue;
-      plans->push_back(mk::gemm_plan_with(shape_of(p), num_sms_, tile, streamk));
+      plans->push_back(mk::gemm_plan_with(shape_of(p), workers * num_ctas, tile, streamk));
     }
     if (const int even = even_workers(tiles, workers); even > 0)
-      plans->push_back(mk::gemm_plan_with(shape_of(p), even, tile, tiles));
+      plans->push_back(mk::gemm_plan_with(shape_of(p), even * num_ctas, tile, tiles));
     if (tiles > 6 * workers) {
       for (const int group : {8, 32}) {
         plans->push_back(whole);

@@ -390,7 +390,8 @@ void test_sizes(const std::vector<PlanChoice>& plans) {
 void test_many_tiles_a_cta() {
   std::vector<PlanChoice> plans;
   for (const GemmTile& tile : mk::GEMM_TILES) {
-    for (const int num_streamk_tiles : {-1, 5}) plans.push_back(plan_with(tile, num_streamk_tiles, 2));
+    for (const int num_streamk_tiles : {-1, 5})
+      plans.push_back(plan_with(tile, num_streamk_tiles, 2 * tile.cluster.m * tile.cluster.n));
   }
   for (const mk::GemmSwappedTile& tile : mk::GEMM_SWAPPED_TILES) {
     if (!mk::gemm_swapped_tile_walks(tile)) continue;

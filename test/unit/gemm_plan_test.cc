@@ -4,6 +4,7 @@
 #include "kernels/gemm/gemm_plan.h"
 
 #include <initializer_list>
+#include <utility>
 
 #include "kernels/device/gemm_partials_layout.h"
 #include "kernels/device/tile_scheduler.h"
@@ -24,8 +25,11 @@ GemmShape shape_of(int64_t m, int64_t n, int64_t k) {
   return shape;
 }
 
+bool is_pair_in_turns(const GemmPlan& plan) { return plan.ping_pong && plan.in_clusters(); }
+
 bool walks(const GemmPlan& plan) {
-  return plan.is_swapped && gemm_swapped_tile_walks({plan.block_m, plan.block_n, plan.cluster});
+  return is_pair_in_turns(plan) ||
+         (plan.is_swapped && gemm_swapped_tile_walks({plan.block_m, plan.block_n, plan.cluster}));
 }
 
 }  // namespace
@@ -141,23 +145,39 @@ TEST_CASE("no launch leaves partial tiles where another has its flags") {
 
 TEST_CASE("what a tile's stores take longer of an output that is fp32 or added to is counted") {
   GemmShape shape = shape_of(3584, 8192, 1024);
-  shape.a_transposed = true;
-  const GemmPlan bf16 = gemm_plan(shape, NUM_SMS, H200);
-  CHECK(gemm_plan_exposed_us(shape, bf16) == 0);
-  double least = 0;
-  for (const bool accumulate : {false, true}) {
-    shape.out_type = accumulate ? GemmType::bf16 : GemmType::fp32;
+  const GemmPlan large = gemm_plan_with(shape, NUM_SMS, {128, 256, false}, -1);
+  const GemmPlan pair = gemm_plan_with(shape, NUM_SMS, {128, 128, true, {1, 2}}, -1);
+  CHECK(gemm_plan_exposed_us(shape, large) == 0);
+  double least_large = 0, least_pair = 0;
+  for (const auto& [out, accumulate] :
+       {std::pair{GemmType::fp32, false}, {GemmType::bf16, true}, {GemmType::fp32, true}}) {
+    shape.out_type = out;
     shape.accumulate = accumulate;
-    CHECK(gemm_plan_exposed_us(shape, bf16) > least);
-    least = gemm_plan_exposed_us(shape, bf16);
+    CHECK(gemm_plan_exposed_us(shape, large) > least_large);
+    least_large = gemm_plan_exposed_us(shape, large);
+    // The other warpgroup multiplies meanwhile.
+    CHECK(gemm_plan_exposed_us(shape, pair) < gemm_plan_exposed_us(shape, large));
+    if (out == GemmType::fp32) {
+      CHECK(gemm_plan_exposed_us(shape, pair) > least_pair);
+      least_pair = gemm_plan_exposed_us(shape, pair);
+    }
   }
-  shape.out_type = GemmType::fp32;
-  CHECK(gemm_plan_exposed_us(shape, bf16) > least);
-  // The other warpgroup multiplies while one's fp32 sums go to the L2; with many k-steps that is not worth it.
-  CHECK_FALSE(bf16.ping_pong);
-  CHECK(gemm_plan(shape, NUM_SMS, H200).ping_pong);
-  shape.k = 4096;
-  CHECK_FALSE(gemm_plan(shape, NUM_SMS, H200).ping_pong);
+}
+
+TEST_CASE("many rows go to pairs in ping-pong, but where these would fall out of step") {
+  for (const bool a_transposed : {false, true}) {
+    GemmShape shape = shape_of(3584, 8192, 1024);
+    shape.a_transposed = a_transposed;
+    const GemmPlan plan = gemm_plan(shape, NUM_SMS, H200);
+    CHECK((is_pair_in_turns(plan) && plan.num_workers == H200.at_a_time[2]));
+    CHECK_FALSE(gemm_plan(shape, NUM_SMS, {}).in_clusters());
+    shape.k = 256;
+    CHECK(is_pair_in_turns(gemm_plan(shape, NUM_SMS, H200)));
+  }
+  CHECK_FALSE(is_pair_in_turns(gemm_plan(shape_of(32768, 16384, 32768), NUM_SMS, H200)));
+  CHECK_FALSE(is_pair_in_turns(gemm_plan(shape_of(512, 8192, 2048), NUM_SMS, H200)));
+  // Of fewer SMs a pair has two, and the last of an odd number stays idle.
+  CHECK(gemm_plan_with(shape_of(3584, 8192, 1024), 131, {128, 128, true, {1, 2}}, -1).num_ctas() == 130);
 }
 
 TEST_CASE("where a row or a few of tiles leave others half empty, operands are in each other's place") {

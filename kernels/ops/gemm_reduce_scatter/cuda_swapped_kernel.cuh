@@ -47,14 +47,14 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
       gridDim.x,
       [&] {
         ptx::prefetch_tensormap(&params.load.map_b);
-        load_swapped_tiles<Config, false>(smem, params.load, params.output.n, tile_rows, params.tiles,
-                                          params.comm.trace);
+        load_tiles_of_cta<Config, false>(smem, params.load, params.output.n, tile_rows, params.tiles,
+                                         params.comm.trace);
       },
       [&](const CopyWarp& warp) {
         if (warp.warp == 0 && ptx::elect_one()) {
           ptx::prefetch_tensormap(&params.load.map_a);
-          load_swapped_tiles<Config, true>(smem, params.load, params.output.n, tile_rows, params.tiles,
-                                           params.comm.trace);
+          load_tiles_of_cta<Config, true>(smem, params.load, params.output.n, tile_rows, params.tiles,
+                                          params.comm.trace);
         }
         __syncwarp();
         if (warp.greets()) launch.greet();
