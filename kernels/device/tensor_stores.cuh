@@ -26,8 +26,9 @@ template <class Out, int PIECE, int NUM_BUFFERS, int NUM_ACCUMULATORS>
 __device__ __forceinline__ void store_box(const float (&accumulators)[NUM_ACCUMULATORS], const CUtensorMap* map,
                                           bool adds, EpilogueBuffers<NUM_BUFFERS>& buffers, int m, int n) {
   constexpr int COLUMNS = STORE_BOX_BYTES / sizeof(Out);
+  constexpr int NUM_OTHERS = NUM_BUFFERS - 1;
   uint8_t* const rows = buffers.rows[PIECE % NUM_BUFFERS];
-  ptx::cp_async_bulk_wait_group_read<NUM_BUFFERS - 1>();
+  ptx::cp_async_bulk_wait_group_read<NUM_OTHERS>();
   __syncwarp();
   if constexpr (sizeof(Out) == 4) {
     fill_buffer_fp32<COLUMNS>(accumulators, PIECE * COLUMNS / 2, ptx::smem_address(rows));

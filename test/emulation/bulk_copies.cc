@@ -2,6 +2,7 @@
 #include "bulk_copies.h"
 
 #include <cstring>
+#include <utility>
 
 namespace emulation {
 
@@ -22,6 +23,13 @@ void BulkCopies::complete_loads(const uint64_t* barrier) {
 void BulkCopies::store(void* to, const void* from, size_t num_bytes) {
   stores_.push_back(ask(to, from, num_bytes));
   stores_.back().group = num_groups_;
+}
+
+void BulkCopies::add(void* to, const void* from, size_t num_bytes) {
+  Copy copy{to, from, std::vector<std::byte>(num_bytes)};
+  copy.adds = true;
+  copy.group = num_groups_;
+  stores_.push_back(std::move(copy));
 }
 
 void BulkCopies::complete_reads(uint64_t num_pending) {
@@ -51,6 +59,16 @@ void BulkCopies::Copy::read() {
   std::memcpy(bytes.data(), from, bytes.size());
   is_read = true;
 }
-void BulkCopies::Copy::write() const { std::memcpy(to, bytes.data(), bytes.size()); }
+void BulkCopies::Copy::write() const {
+  if (!adds) {
+    std::memcpy(to, bytes.data(), bytes.size());
+    return;
+  }
+  for (size_t i = 0; i < bytes.size() / sizeof(float); ++i) {
+    float summand = 0;
+    std::memcpy(&summand, bytes.data() + i * sizeof(float), sizeof summand);
+    static_cast<float*>(to)[i] += summand;
+  }
+}
 
 }  // namespace emulation

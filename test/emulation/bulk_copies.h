@@ -17,6 +17,8 @@ class BulkCopies {
   void complete_loads(const uint64_t* barrier);
 
   void store(void* to, const void* from, size_t num_bytes);
+  // The same of fp32 elements that are added to what is there.
+  void add(void* to, const void* from, size_t num_bytes);
   void commit_group() { ++num_groups_; }
   // Of all groups but the last `num_pending`.
   void complete_reads(uint64_t num_pending);
@@ -30,6 +32,7 @@ class BulkCopies {
     const uint64_t* barrier = nullptr;
     uint64_t group = 0;
     bool is_read = false;
+    bool adds = false;
     void read();
     void write() const;
   };

@@ -54,6 +54,45 @@ inline void cp_async_bulk_tensor_3d_shared_global(void* smem_destination, const 
   __atomic_fetch_add(barrier, 1, __ATOMIC_RELEASE);
   emulation::has_stored();
 }
+// What a CUtensorMap of an output holds here; its boxes are rows of 128 bytes, swizzled.
+struct EmulatedOutput {
+  std::byte* data;
+  int64_t rows;
+  int64_t row_bytes;
+  int64_t pitch;
+  int element_bytes;
+  int box_rows;
+};
+// to_output(to, from, bytes) takes what of a box lies in the output, in chunks of 16 bytes.
+template <class ToOutput>
+void for_chunks_of_box(const CUtensorMap* map, const void* smem_source, int32_t column, int32_t row,
+                       ToOutput&& to_output) {
+  EmulatedOutput output;
+  static_assert(sizeof output <= sizeof *map);
+  std::memcpy(&output, map, sizeof output);
+  if (reinterpret_cast<uintptr_t>(smem_source) % 1024 != 0) std::abort();  // the swizzle is one of addresses
+  for (int64_t y = 0; y < output.box_rows && row + y < output.rows; ++y) {
+    for (int64_t chunk = 0; chunk < 8; ++chunk) {
+      const int64_t byte = int64_t{column} * output.element_bytes + chunk * 16;
+      if (byte >= output.row_bytes) break;
+      to_output(output.data + (row + y) * output.pitch + byte,
+                static_cast<const std::byte*>(smem_source) + y * 128 + (chunk ^ y % 8) * 16, 16);
+    }
+  }
+}
+inline void cp_async_bulk_tensor_2d_global_shared(const CUtensorMap* map, const void* smem_source,
+                                                  int32_t column, int32_t row) {
+  for_chunks_of_box(map, smem_source, column, row, [](void* to, const void* from, size_t num_bytes) {
+    emulation::bulk_copies().store(to, from, num_bytes);
+  });
+}
+inline void cp_reduce_async_bulk_tensor_2d_add_global_shared(const CUtensorMap* map, const void* smem_source,
+                                                             int32_t column, int32_t row) {
+  for_chunks_of_box(map, smem_source, column, row, [](void* to, const void* from, size_t num_bytes) {
+    emulation::bulk_copies().add(to, from, num_bytes);
+  });
+}
+inline void cp_async_bulk_prefetch_tensor_2d_l2(const CUtensorMap*, int32_t, int32_t) {}
 inline void cp_async_bulk_commit_group() { emulation::bulk_copies().commit_group(); }
 template <int NUM_PENDING>
 void cp_async_bulk_wait_group() {
