@@ -20,7 +20,7 @@ constexpr int STORE_BOX_BYTES = 128;
 
 // Where a warpgroup stores a tile while the other multiplies.
 template <class Config>
-constexpr bool CAN_STORE_BOXES = Config::PING_PONG&& Config::BLOCK_N * 2 % STORE_BOX_BYTES == 0;
+constexpr bool CAN_STORE_BOXES = Config::BLOCK_N * 2 % STORE_BOX_BYTES == 0 && Config::PING_PONG;
 
 template <class Out, int PIECE, int NUM_BUFFERS, int NUM_ACCUMULATORS>
 __device__ __forceinline__ void store_box(const float (&accumulators)[NUM_ACCUMULATORS], const CUtensorMap* map,

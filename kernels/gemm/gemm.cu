@@ -108,9 +108,9 @@ bool lets_next_come(const GemmPlan& plan, int num_sms) {
   return (num_sms > 0 && plan.num_ctas() >= num_sms) || plan.predicted_us < SHORT_US;
 }
 
-// Whether a kernel stores by a map of C, which writes whole chunks of 16 bytes (CAN_STORE_BOXES); not where
-// CTAs have a tile each, for which nothing waits.
-bool stores_boxes(const GemmShape& shape, const GemmPlan& plan, const EpilogueParams& epilogue) {
+// Whether a kernel has use for a map of C, to store by it (CAN_STORE_BOXES) or to ask for what C has. It writes
+// whole chunks of 16 bytes, and where CTAs have a tile each, nothing waits for their stores.
+bool has_use_for_map_c(const GemmShape& shape, const GemmPlan& plan, const EpilogueParams& epilogue) {
   const bool in_chunks = shape.n * element_bytes_of(shape.out_type) % 16 == 0;
   return plan.ping_pong && gemm_plan_num_tiles(shape, plan) > plan.num_workers && in_chunks &&
          epilogue.rows_aligned;
@@ -146,7 +146,7 @@ bool fill_params(const GemmArguments& arguments, const GemmPlan& plan, GemmParam
   params->epilogue = {arguments.c,    arguments.ldc,       arguments.bias,   static_cast<int>(shape.n),
                       shape.out_type, arguments.bias_type, shape.accumulate, rows_aligned};
   params->has_map_c =
-      stores_boxes(shape, plan, params->epilogue) &&
+      has_use_for_map_c(shape, plan, params->epilogue) &&
       encode_tensor_map(&params->map_c, shape.out_type, arguments.c, shape.m, shape.n, arguments.ldc,
                         STORE_BOX_ROWS, STORE_BOX_BYTES / element_bytes_of(shape.out_type));
   params->prefetches_c = params->has_map_c && shape.accumulate && shape.k <= MOST_K_TO_PREFETCH_C;

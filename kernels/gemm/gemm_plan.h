@@ -39,6 +39,7 @@ struct GemmPlan {
   double predicted_us = 0;     // the model's time, by which this plan was chosen
 
   bool in_clusters() const { return cluster.m * cluster.n > 1; }
+  bool is_ping_pong_pair() const { return ping_pong && in_clusters(); }
   // The tiles that a cluster has together.
   int cluster_rows() const { return block_m * cluster.m; }
   int cluster_columns() const { return block_n * cluster.n; }

@@ -99,7 +99,7 @@ bool check(const char* path, double allowed) {
     TimedPlan best, of_chosen;
     for (const TimedPlan& plan : sweep.plans) {
       if (best.us == 0 || plan.part < best.part) best = plan;
-      if (plan.is_of(chosen) && (of_chosen.us == 0 || plan.part < of_chosen.part)) of_chosen = plan;
+      if (plan.is_of(chosen)) of_chosen = plan;
     }
     std::printf("%5ld %5ld %5ld %s  %3dx%-3d%-5s s%d sk%-3d  ", static_cast<long>(sweep.shape.m),
                 static_cast<long>(sweep.shape.n), static_cast<long>(sweep.shape.k),

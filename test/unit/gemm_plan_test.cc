@@ -25,10 +25,8 @@ GemmShape shape_of(int64_t m, int64_t n, int64_t k) {
   return shape;
 }
 
-bool is_pair_in_turns(const GemmPlan& plan) { return plan.ping_pong && plan.in_clusters(); }
-
 bool walks(const GemmPlan& plan) {
-  return is_pair_in_turns(plan) ||
+  return plan.is_ping_pong_pair() ||
          (plan.is_swapped && gemm_swapped_tile_walks({plan.block_m, plan.block_n, plan.cluster}));
 }
 
@@ -169,13 +167,13 @@ TEST_CASE("many rows go to pairs in ping-pong, but where these would fall out of
     GemmShape shape = shape_of(3584, 8192, 1024);
     shape.a_transposed = a_transposed;
     const GemmPlan plan = gemm_plan(shape, NUM_SMS, H200);
-    CHECK((is_pair_in_turns(plan) && plan.num_workers == H200.at_a_time[2]));
+    CHECK((plan.is_ping_pong_pair() && plan.num_workers == H200.at_a_time[2]));
     CHECK_FALSE(gemm_plan(shape, NUM_SMS, {}).in_clusters());
     shape.k = 256;
-    CHECK(is_pair_in_turns(gemm_plan(shape, NUM_SMS, H200)));
+    CHECK(gemm_plan(shape, NUM_SMS, H200).is_ping_pong_pair());
   }
-  CHECK_FALSE(is_pair_in_turns(gemm_plan(shape_of(32768, 16384, 32768), NUM_SMS, H200)));
-  CHECK_FALSE(is_pair_in_turns(gemm_plan(shape_of(512, 8192, 2048), NUM_SMS, H200)));
+  CHECK_FALSE(gemm_plan(shape_of(32768, 16384, 32768), NUM_SMS, H200).is_ping_pong_pair());
+  CHECK_FALSE(gemm_plan(shape_of(512, 8192, 2048), NUM_SMS, H200).is_ping_pong_pair());
   // Of fewer SMs a pair has two, and the last of an odd number stays idle.
   CHECK(gemm_plan_with(shape_of(3584, 8192, 1024), 131, {128, 128, true, {1, 2}}, -1).num_ctas() == 130);
 }
