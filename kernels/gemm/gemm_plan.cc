@@ -17,6 +17,7 @@ constexpr double MOST_B_BYTES_OF_64_ROWS = 34e6;
 constexpr double MOST_B_BYTES_OF_64_OF_FEW_ROWS = 21e6;  // with up to FEW_ROWS_OF_WHOLE_TILES
 constexpr int MOST_EVEN_PIECES = 8;
 constexpr int64_t LEAST_K_TO_CUT_EVENLY = 4096;  // with less, other plans are faster
+constexpr int64_t LEAST_K_TO_CUT_LOW_TILES_OF_TRANSPOSED = 2048;
 // Of a transposed A, with C in fp32 or added to, pairs were up to 4 % faster with more rows of tiles at a time.
 constexpr int64_t LEAST_K_OF_HIGH_GROUPS = 2048;
 // What clusters with tiles of 256 columns take longer than the model says, where there are few k-steps and more
@@ -82,9 +83,11 @@ void deal_out(const GemmShape& shape, int most_workers, int num_streamk_tiles, G
 }
 
 // How many workers each of `tiles` can have, of as many as there are; fewer than 2: it is not cut.
-int even_pieces(const GemmShape& shape, int64_t tiles, int most_workers) {
-  static_assert(LEAST_K_TO_CUT_EVENLY >= MOST_EVEN_PIECES * MIN_SPLIT_STEPS * GEMM_BLOCK_K);
-  if (tiles == 0 || shape.k < LEAST_K_TO_CUT_EVENLY) return 0;
+int even_pieces(const GemmShape& shape, const GemmPlan& plan, int64_t tiles, int most_workers) {
+  static_assert(LEAST_K_TO_CUT_LOW_TILES_OF_TRANSPOSED >= MOST_EVEN_PIECES * MIN_SPLIT_STEPS * GEMM_BLOCK_K);
+  const bool is_low = shape.a_transposed && plan.block_m == 64;
+  if (tiles == 0 || shape.k < (is_low ? LEAST_K_TO_CUT_LOW_TILES_OF_TRANSPOSED : LEAST_K_TO_CUT_EVENLY))
+    return 0;
   return static_cast<int>(std::min<int64_t>(MOST_EVEN_PIECES, most_workers / tiles));
 }
 
@@ -93,19 +96,21 @@ int clusters_at_a_time(const GemmCluster& cluster, int num_sms, const GemmCluste
   return num_ctas == 1 ? num_sms : std::min(limits.at_a_time[num_ctas], num_sms / num_ctas);
 }
 
-// The plans that cut all tiles, one for each tile of which there are so few: consider(plan). Rows that were not
-// measured, or for which others were faster, have none.
+// The plans that cut all tiles, one for each tile of which there are so few: consider(plan). Of an A that is
+// not transposed, rows that were not measured, or for which others were faster, have none.
 template <class Consider>
 void consider_evenly_cut_plans(const GemmShape& shape, int num_sms, const GemmClusterLimits& limits,
                                Consider&& consider) {
-  if (shape.a_transposed || shape.m <= FEW_ROWS_OF_SWAPPED || shape.m > SOME_ROWS_OF_CUT_TILES) return;
+  const bool has_some_rows = shape.m > FEW_ROWS_OF_SWAPPED && shape.m <= SOME_ROWS_OF_CUT_TILES;
+  if (!shape.a_transposed && !has_some_rows) return;
   const double most_b_bytes =
       shape.m <= FEW_ROWS_OF_WHOLE_TILES ? MOST_B_BYTES_OF_64_OF_FEW_ROWS : MOST_B_BYTES_OF_64_ROWS;
   const bool has_low_tiles = shape.m <= FEW_ROWS_OF_CUT_TILES && 2.0 * shape.k * shape.n <= most_b_bytes;
   // plan_with(workers, cut tiles); `tiled`: the shape as its tiles have it.
   const auto cut = [&](const GemmShape& tiled, int most_workers, const auto& plan_with) {
-    const auto num_tiles = static_cast<int>(gemm_plan_num_tiles(shape, plan_with(most_workers, -1)));
-    const int pieces = even_pieces(shape, num_tiles, most_workers);
+    const GemmPlan whole = plan_with(most_workers, -1);
+    const auto num_tiles = static_cast<int>(gemm_plan_num_tiles(shape, whole));
+    const int pieces = even_pieces(shape, whole, num_tiles, most_workers);
     if (pieces < 2) return;
     GemmPlan plan = plan_with(pieces * num_tiles, num_tiles);
     if (plan.num_streamk_tiles == 0) return;  // deal_out() could not
@@ -113,11 +118,14 @@ void consider_evenly_cut_plans(const GemmShape& shape, int num_sms, const GemmCl
     consider(plan);
   };
   for (const GemmTile& tile : GEMM_TILES) {
-    if (tile.cluster != GemmCluster{}) continue;
-    if (tile.block_m == 64 ? !has_low_tiles : shape.m <= FEW_ROWS_OF_WHOLE_TILES) continue;
-    cut(shape, num_sms,
-        [&](int workers, int num_cut) { return gemm_plan_with(shape, workers, tile, num_cut); });
+    const int num_ctas = tile.cluster.m * tile.cluster.n;
+    const bool is_low = tile.block_m == 64;
+    if (!is_low && shape.m <= FEW_ROWS_OF_WHOLE_TILES) continue;
+    if (!shape.a_transposed && (num_ctas > 1 || (is_low && !has_low_tiles))) continue;
+    cut(shape, clusters_at_a_time(tile.cluster, num_sms, limits),
+        [&](int workers, int num_cut) { return gemm_plan_with(shape, workers * num_ctas, tile, num_cut); });
   }
+  if (shape.a_transposed) return;
   for (const GemmSwappedTile& tile : GEMM_SWAPPED_TILES) {
     if (tile.cluster.m * tile.cluster.n == 1 || !gemm_swapped_tile_walks(tile)) continue;
     cut(swapped(shape), clusters_at_a_time(tile.cluster, num_sms, limits),
@@ -318,8 +326,13 @@ GemmPlan gemm_plan(const GemmShape& shape, int num_sms, const GemmClusterLimits&
     GemmPlan whole = gemm_plan_with(shape, most_ctas, tile, -1);
     if (is_pair && falls_out_of_step(shape, whole)) continue;
     const int64_t tiles = gemm_plan_num_tiles(shape, whole);
-    if (shape.m <= FEW_ROWS && is_one_wave(shape, whole))
-      whole.predicted_us = predict_one_wave_us(shape, whole);
+    if (is_one_wave(shape, whole)) {
+      if (shape.a_transposed && tile.block_m == 64 && shape.k >= LEAST_K_TO_CUT_LOW_TILES_OF_TRANSPOSED) {
+        whole.predicted_us = predict_evenly_cut_us(shape, whole);
+      } else if (shape.m <= FEW_ROWS) {
+        whole.predicted_us = predict_one_wave_us(shape, whole);
+      }
+    }
     // Not in gemm_plan_with(), by which operators between ranks compare tiles: all-gathers of few rows have a
     // rule of their own.
     if (shape.m <= FEW_ROWS_OF_SWAPPED && tiles > whole.num_workers)

@@ -10,10 +10,13 @@ namespace {
 // The model's constants are fitted to one H200 (docs/experiments/gemm.md); only ratios between plans matter.
 constexpr double CLOCK_MHZ = 1700;
 constexpr double HBM_BYTES_PER_US = 4.3e6;
-constexpr double CTAS_TO_FILL_HBM = 64;         // with 192 KB in flight each
+constexpr double CTAS_TO_FILL_HBM = 64;  // with 192 KB in flight each
+constexpr double CTAS_TO_FILL_HBM_OF_TRANSPOSED = 96;
 constexpr double SPLIT_LINES_FACTOR = 1.015;    // rows of B that begin in the middle of 128 bytes
 constexpr double SM_LOAD_BYTES_PER_CYCLE = 52;  // L2 to one SM with all SMs loading
-constexpr double EPILOGUE_CYCLES = 3300;        // exposed after every tile; in ping-pong after the last
+// Of a transposed A, where rows of either operand do not all begin with a line.
+constexpr double SPLIT_LINES_LOAD_FACTOR = 1.5;
+constexpr double EPILOGUE_CYCLES = 3300;  // exposed after every tile; in ping-pong after the last
 constexpr double EPILOGUE_CYCLES_OF_256_ROWS = 9000;
 // In ping-pong, what is left of the epilogue of every tile but the last: less with each k-step that the other
 // warpgroup multiplies meanwhile.
@@ -96,6 +99,14 @@ double load_cycles_of_last_pair(const GemmShape& shape, const GemmPlan& plan) {
   return CYCLES_OF_ROW * static_cast<double>(of_second) + CYCLES_OF_ROW_OUTSIDE * static_cast<double>(outside);
 }
 
+// As it comes: of operands in each other's place B is transposed, too.
+bool has_transposed_a(const GemmShape& shape) { return shape.a_transposed && !shape.b_transposed; }
+
+// Boxes of a transposed A, and of its B, have 64 columns, a line.
+bool splits_lines(const GemmShape& shape) {
+  return has_transposed_a(shape) && (shape.m % 64 != 0 || shape.n % 64 != 0);
+}
+
 // Cycles that one k-step of a tile takes on its SM.
 double step_cycles(const GemmShape& shape, const GemmPlan& plan, double efficiency_of_64, int64_t a_rows) {
   const bool is_wave_of_four = plan.cluster.m == 4 && plan.block_m == 128 && is_one_wave(shape, plan);
@@ -119,7 +130,7 @@ double step_cycles(const GemmShape& shape, const GemmPlan& plan, double efficien
       (shape.b_transposed ? plan.block_n : ceil_divide(plan.block_n, 64) * 64) / plan.cluster.m;
   a_rows /= plan.cluster.n;
   const double bytes = 2.0 * GEMM_BLOCK_K * (a_rows + columns);
-  double load = bytes / SM_LOAD_BYTES_PER_CYCLE;
+  double load = bytes / SM_LOAD_BYTES_PER_CYCLE * (splits_lines(shape) ? SPLIT_LINES_LOAD_FACTOR : 1.0);
   if (plan.cluster.m == 2) load = std::max(load, load_cycles_of_last_pair(shape, plan));
   if (plan.in_clusters() && plan.cluster.m != 2 && !plan.is_ping_pong_pair()) {
     const double arriving = 2.0 * GEMM_BLOCK_K * (plan.block_m + plan.block_n);
@@ -139,9 +150,10 @@ double memory_us(const GemmShape& shape, const GemmPlan& plan, double more_bytes
   double bytes = 2.0 * (double(shape.m) * shape.k + double(shape.k) * shape.n) +
                  (shape.out_type == GemmType::fp32 ? 4.0 : 2.0) * shape.m * shape.n + more_bytes;
   if (shape.m <= FEW_ROWS_OF_CUT_TILES) bytes += bytes_read_by_cut_tiles(shape, plan);
-  const bool splits_lines = !shape.b_transposed && plan.block_n % 64 != 0;
-  return bytes * (splits_lines ? SPLIT_LINES_FACTOR : 1.0) / HBM_BYTES_PER_US /
-         std::min(1.0, plan.num_ctas() / CTAS_TO_FILL_HBM);
+  const double ctas_to_fill_hbm = has_transposed_a(shape) ? CTAS_TO_FILL_HBM_OF_TRANSPOSED : CTAS_TO_FILL_HBM;
+  const bool tiles_split_lines = !shape.b_transposed && plan.block_n % 64 != 0;
+  return bytes * (tiles_split_lines ? SPLIT_LINES_FACTOR : 1.0) / HBM_BYTES_PER_US /
+         std::min(1.0, plan.num_ctas() / ctas_to_fill_hbm);
 }
 
 // The slower of the two, and a little of the other, so that of two plans bound by memory the lighter one wins.
@@ -242,10 +254,10 @@ double predict_one_wave_us(const GemmShape& shape, const GemmPlan& plan) {
 }
 
 double predict_evenly_cut_us(const GemmShape& shape, const GemmPlan& plan) {
-  const int pieces = plan.num_workers / plan.num_streamk_tiles;
+  const int pieces = plan.num_streamk_tiles > 0 ? plan.num_workers / plan.num_streamk_tiles : 1;
   const int64_t steps = ceil_divide(ceil_divide(shape.k, GEMM_BLOCK_K), pieces);
   const double mhz = plan.in_clusters()    ? EVENLY_CUT_MHZ_OF_CLUSTERS
-                     : plan.block_m == 64  ? EVENLY_CUT_MHZ_OF_64_ROWS
+                     : plan.block_m == 64  ? (splits_lines(shape) ? CLOCK_MHZ : EVENLY_CUT_MHZ_OF_64_ROWS)
                      : plan.ping_pong      ? EVENLY_CUT_MHZ_OF_PING_PONG
                      : plan.block_n == 192 ? EVENLY_CUT_MHZ_OF_192_COLUMNS
                                            : EVENLY_CUT_MHZ;
@@ -254,8 +266,8 @@ double predict_evenly_cut_us(const GemmShape& shape, const GemmPlan& plan) {
   const double start_us = plan.in_clusters()   ? EVENLY_CUT_US_OF_CLUSTERS
                           : plan.block_m == 64 ? EVENLY_CUT_US_OF_64_ROWS
                                                : 0;
-  const double exchange_us =
-      start_us + bytes / (plan.ping_pong ? EVENLY_CUT_BYTES_PER_US_IN_PING_PONG : EVENLY_CUT_BYTES_PER_US);
+  const double bytes_per_us = plan.ping_pong ? EVENLY_CUT_BYTES_PER_US_IN_PING_PONG : EVENLY_CUT_BYTES_PER_US;
+  const double exchange_us = start_us + (pieces > 1 ? bytes / bytes_per_us : 0);
   GemmPlan uncut = plan;  // no operand is read again
   uncut.num_streamk_tiles = 0;
   return FEW_ROWS_LAUNCH_US + overlapped_us(compute_us, memory_us(shape, uncut, 0)) + exchange_us;

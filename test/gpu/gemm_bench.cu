@@ -383,13 +383,14 @@ class Bench {
   }
 
   void add_plans(const Problem& p, const mk::GemmTile& tile, std::vector<mk::GemmPlan>* plans) {
-    if (p.m > 256 && tile.block_m == 64) return;
     if (p.m <= 64 && tile.block_m > 64 && p.n < 14336) return;
     const int num_ctas = tile.cluster.m * tile.cluster.n;
     const int workers = num_ctas > 1 ? limits_.at_a_time[num_ctas] : num_sms_;
     const mk::GemmPlan whole = mk::gemm_plan_with(shape_of(p), workers * num_ctas, tile, -1);
-    plans->push_back(whole);
     const int tiles = static_cast<int>(mk::gemm_plan_num_tiles(shape_of(p), whole));
+    const bool are_few = p.a_transposed && tiles <= workers;
+    if (p.m > 256 && tile.block_m == 64 && !are_few) return;
+    plans->push_back(whole);
     for (const int streamk : {tiles % workers, tiles % workers + workers}) {
       if (streamk == 0 || streamk > tiles || tiles > 6 * workers) continue;
       plans->push_back(mk::gemm_plan_with(shape_of(p), workers * num_ctas, tile, streamk));

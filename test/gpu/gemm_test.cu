@@ -233,7 +233,8 @@ void run_case(const Case& test, const std::vector<PlanChoice>& choices, bool int
 
   for (const PlanChoice& choice : choices) {
     const GemmPlan plan = choice(s);
-    if (s.a_transposed && (plan.num_cluster_ctas() > 1 || plan.is_swapped)) continue;  // no such kernel
+    const bool in_clusters = plan.num_cluster_ctas() > 1 && !plan.is_ping_pong_pair();
+    if (s.a_transposed && (in_clusters || plan.is_swapped)) continue;  // no such kernel
     const std::string name = describe(test, plan, integers);
     Buffer workspace(plan.workspace_bytes);
     CHECK(cudaMemset(workspace.p, 0, workspace.num_bytes));
@@ -424,22 +425,48 @@ void expect(bool condition, const char* what) {
 
 // As chosen: each tile cut among as many CTAs or clusters, with partial tiles through memory.
 void test_cut_evenly() {
-  uint64_t seed = 30000;
+  struct Product {
+    int64_t m, n, k;
+    bool a_transposed = false, b_transposed = false;
+  };
+  std::vector<Product> products;
   for (const auto& [m, n, k] : std::initializer_list<std::array<int64_t, 3>>{
            {136, 2048, 4096}, {200, 1000, 8192}, {128, 1000, 8200}, {257, 1000, 14344}, {512, 2048, 14336}}) {
-    for (int layout = 0; layout < 2; ++layout) {
-      for (const GemmType out : {GemmType::bf16, GemmType::fp32}) {
-        Case test;
-        test.shape = {m, n, k, layout == 0 ? GemmType::bf16 : GemmType::fp16, out, false, layout == 1};
-        test.bias = out == GemmType::fp32;
-        test.shape.accumulate = test.bias;
-        const GemmPlan plan = chosen_plan()(test.shape);
-        expect(plan.num_streamk_tiles == mk::gemm_plan_num_tiles(test.shape, plan) &&
-                   plan.num_workers % plan.num_streamk_tiles == 0,
-               "few tiles of many k-steps are cut evenly");
-        run_case(test, {chosen_plan()}, true, 50, seed += 10);
-        run_case(test, {chosen_plan()}, false, 50, seed += 10);
-      }
+    products.push_back({m, n, k});
+    products.push_back({m, n, k, false, true});
+  }
+  for (const auto& [m, n, k] : std::initializer_list<std::array<int64_t, 3>>{{64, 64, 8192},
+                                                                             {64, 64, 2048},
+                                                                             {512, 504, 2056},
+                                                                             {64, 4096, 8192},
+                                                                             {4096, 16, 8192},
+                                                                             {256, 1024, 8200},
+                                                                             {640, 640, 8192},
+                                                                             {504, 1000, 8200},
+                                                                             {1000, 1000, 4096},
+                                                                             {384, 1536, 8192},
+                                                                             {768, 1536, 4104}}) {
+    products.push_back({m, n, k, true});
+  }
+  uint64_t seed = 30000;
+  for (const Product& product : products) {
+    for (const GemmType out : {GemmType::bf16, GemmType::fp32}) {
+      Case test;
+      test.shape = {product.m,
+                    product.n,
+                    product.k,
+                    product.b_transposed ? GemmType::fp16 : GemmType::bf16,
+                    out,
+                    product.a_transposed,
+                    product.b_transposed};
+      test.bias = out == GemmType::fp32;
+      test.shape.accumulate = test.bias;
+      const GemmPlan plan = chosen_plan()(test.shape);
+      expect(plan.num_streamk_tiles == mk::gemm_plan_num_tiles(test.shape, plan) &&
+                 plan.num_workers % plan.num_streamk_tiles == 0,
+             "few tiles of many k-steps are cut evenly");
+      run_case(test, {chosen_plan()}, true, 50, seed += 10);
+      run_case(test, {chosen_plan()}, false, 50, seed += 10);
     }
   }
 }

@@ -99,6 +99,26 @@ TEST_CASE("a weight of a tile for every SM, many rows, and A transposed are not 
   }
 }
 
+TEST_CASE("few tiles of many k-steps are cut evenly where A is transposed, pairs too") {
+  const auto chosen = [](int64_t m, int64_t n, int64_t k, const GemmClusterLimits& limits) {
+    GemmShape shape = shape_of(m, n, k);
+    shape.a_transposed = true;
+    return gemm_plan(shape, NUM_SMS, limits);
+  };
+  const auto is_cut_evenly = [](const GemmPlan& plan, int tiles, int pieces) {
+    return plan.num_streamk_tiles == tiles && plan.num_workers == tiles * pieces;
+  };
+  CHECK(is_cut_evenly(chosen(512, 512, 8192, H200), 32, 4));
+  CHECK(is_cut_evenly(chosen(64, 4096, 8192, H200), 64, 2));
+  // Where rows do not begin with a line, low tiles load too much.
+  const GemmPlan pairs = chosen(1000, 1000, 4096, H200);
+  CHECK((pairs.is_ping_pong_pair() && is_cut_evenly(pairs, 32, 2)));
+  CHECK(chosen(1000, 1000, 4096, {}).num_cluster_ctas() == 1);
+  CHECK(chosen(1024, 1024, 4096, H200).num_streamk_tiles == 0);
+  CHECK(is_cut_evenly(chosen(512, 512, 2048, H200), 64, 2));
+  CHECK(chosen(512, 512, 1024, H200).num_streamk_tiles == 0);
+}
+
 TEST_CASE("where it is not known how many clusters run at a time, there are none") {
   CHECK(gemm_plan(shape_of(16, 2560, 8192), NUM_SMS, {}).num_cluster_ctas() == 1);
   CHECK(gemm_plan(shape_of(512, 2560, 8192), NUM_SMS, {}).num_cluster_ctas() == 1);
