@@ -18,6 +18,7 @@ constexpr double MOST_B_BYTES_OF_64_OF_FEW_ROWS = 21e6;  // with up to FEW_ROWS_
 constexpr int MOST_EVEN_PIECES = 8;
 constexpr int64_t LEAST_K_TO_CUT_EVENLY = 4096;  // with less, other plans are faster
 constexpr int64_t LEAST_K_TO_CUT_LOW_TILES_OF_TRANSPOSED = 2048;
+constexpr int64_t LEAST_K_TO_CUT_LOW_TILES_OF_MORE_ROWS = 8192;  // than FEW_ROWS_OF_CUT_TILES
 // Of a transposed A, with C in fp32 or added to, pairs were up to 4 % faster with more rows of tiles at a time.
 constexpr int64_t LEAST_K_OF_HIGH_GROUPS = 2048;
 // What clusters with tiles of 256 columns take longer than the model says, where there are few k-steps and more
@@ -40,6 +41,16 @@ constexpr int MIN_BOX_ROWS = 32;  // of a part of a tile
 bool can_be_split(const GemmShape& shape, const GemmPlan& plan) {
   return plan.num_split_ctas == 1 || (plan.block_n % SPLIT_CHUNK_COLUMNS == 0 &&
                                       shape.k >= plan.num_split_ctas * MIN_SPLIT_STEPS * GEMM_BLOCK_K);
+}
+
+// Whether a product is one of those that were measured in a wave of low tiles: more rows than
+// FEW_ROWS_OF_CUT_TILES, nearly a tile for each SM, whole, whose operands' rows begin with a line.
+bool is_low_wave(const GemmShape& shape, const GemmPlan& plan) {
+  constexpr int64_t LEAST_TILES = 124;
+  constexpr int64_t LEAST_K = 1024, MOST_K = 4096;
+  return !shape.a_transposed && plan.block_m == 64 && plan.block_n == 128 && is_one_wave(shape, plan) &&
+         plan.num_workers >= LEAST_TILES && shape.m > FEW_ROWS_OF_CUT_TILES && shape.m % 64 == 0 &&
+         shape.n % 64 == 0 && shape.k % 64 == 0 && shape.k >= LEAST_K && shape.k <= MOST_K;
 }
 
 // Whether a product is so long that its CTAs are to be kept in step, which pairs are not.
@@ -105,7 +116,10 @@ void consider_evenly_cut_plans(const GemmShape& shape, int num_sms, const GemmCl
   if (!shape.a_transposed && !has_some_rows) return;
   const double most_b_bytes =
       shape.m <= FEW_ROWS_OF_WHOLE_TILES ? MOST_B_BYTES_OF_64_OF_FEW_ROWS : MOST_B_BYTES_OF_64_ROWS;
-  const bool has_low_tiles = shape.m <= FEW_ROWS_OF_CUT_TILES && 2.0 * shape.k * shape.n <= most_b_bytes;
+  const bool has_many_k_steps =
+      shape.m <= FEW_ROWS && shape.m % 64 == 0 && shape.k >= LEAST_K_TO_CUT_LOW_TILES_OF_MORE_ROWS;
+  const bool has_low_tiles =
+      (shape.m <= FEW_ROWS_OF_CUT_TILES || has_many_k_steps) && 2.0 * shape.k * shape.n <= most_b_bytes;
   // plan_with(workers, cut tiles); `tiled`: the shape as its tiles have it.
   const auto cut = [&](const GemmShape& tiled, int most_workers, const auto& plan_with) {
     const GemmPlan whole = plan_with(most_workers, -1);
@@ -326,12 +340,13 @@ GemmPlan gemm_plan(const GemmShape& shape, int num_sms, const GemmClusterLimits&
     GemmPlan whole = gemm_plan_with(shape, most_ctas, tile, -1);
     if (is_pair && falls_out_of_step(shape, whole)) continue;
     const int64_t tiles = gemm_plan_num_tiles(shape, whole);
-    if (is_one_wave(shape, whole)) {
-      if (shape.a_transposed && tile.block_m == 64 && shape.k >= LEAST_K_TO_CUT_LOW_TILES_OF_TRANSPOSED) {
-        whole.predicted_us = predict_evenly_cut_us(shape, whole);
-      } else if (shape.m <= FEW_ROWS) {
-        whole.predicted_us = predict_one_wave_us(shape, whole);
-      }
+    if (is_low_wave(shape, whole)) {
+      whole.predicted_us = predict_low_wave_us(shape, whole);
+    } else if (shape.a_transposed && tile.block_m == 64 && is_one_wave(shape, whole) &&
+               shape.k >= LEAST_K_TO_CUT_LOW_TILES_OF_TRANSPOSED) {
+      whole.predicted_us = predict_evenly_cut_us(shape, whole);
+    } else if (shape.m <= FEW_ROWS && is_one_wave(shape, whole)) {
+      whole.predicted_us = predict_one_wave_us(shape, whole);
     }
     // Not in gemm_plan_with(), by which operators between ranks compare tiles: all-gathers of few rows have a
     // rule of their own.

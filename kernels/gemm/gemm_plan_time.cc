@@ -253,6 +253,13 @@ double predict_one_wave_us(const GemmShape& shape, const GemmPlan& plan) {
   return FEW_ROWS_LAUNCH_US + overlapped_us(compute_us, memory_us(shape, plan, 0)) + exchange_us;
 }
 
+double predict_low_wave_us(const GemmShape& shape, const GemmPlan& plan) {
+  const double k_steps = ceil_divide(shape.k, GEMM_BLOCK_K);
+  const double step = step_cycles(shape, plan, 0.85, loaded_a_rows(shape, plan));
+  return FEW_ROWS_LAUNCH_US +
+         overlapped_us(k_steps * step / EVENLY_CUT_MHZ_OF_64_ROWS, memory_us(shape, plan, 0));
+}
+
 double predict_evenly_cut_us(const GemmShape& shape, const GemmPlan& plan) {
   const int pieces = plan.num_streamk_tiles > 0 ? plan.num_workers / plan.num_streamk_tiles : 1;
   const int64_t steps = ceil_divide(ceil_divide(shape.k, GEMM_BLOCK_K), pieces);

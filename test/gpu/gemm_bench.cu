@@ -388,8 +388,7 @@ class Bench {
     const int workers = num_ctas > 1 ? limits_.at_a_time[num_ctas] : num_sms_;
     const mk::GemmPlan whole = mk::gemm_plan_with(shape_of(p), workers * num_ctas, tile, -1);
     const int tiles = static_cast<int>(mk::gemm_plan_num_tiles(shape_of(p), whole));
-    const bool are_few = p.a_transposed && tiles <= workers;
-    if (p.m > 256 && tile.block_m == 64 && !are_few) return;
+    if (p.m > 256 && tile.block_m == 64 && tiles > workers) return;
     plans->push_back(whole);
     for (const int streamk : {tiles % workers, tiles % workers + workers}) {
       if (streamk == 0 || streamk > tiles || tiles > 6 * workers) continue;

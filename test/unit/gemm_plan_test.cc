@@ -119,6 +119,21 @@ TEST_CASE("few tiles of many k-steps are cut evenly where A is transposed, pairs
   CHECK(chosen(512, 512, 1024, H200).num_streamk_tiles == 0);
 }
 
+TEST_CASE("a wave of tiles of 64 rows, where rows begin with a line and k is not large") {
+  const auto is_low = [](int64_t m, int64_t n, int64_t k) {
+    const GemmPlan plan = gemm_plan(shape_of(m, n, k), NUM_SMS, H200);
+    return plan.block_m == 64 && plan.block_n == 128 && !plan.in_clusters() && plan.num_streamk_tiles == 0;
+  };
+  CHECK(is_low(1024, 1024, 4096));
+  CHECK(is_low(512, 2048, 2048));
+  CHECK(is_low(2048, 512, 1024));
+  CHECK_FALSE(is_low(1000, 1024, 4096));
+  CHECK_FALSE(is_low(1024, 1000, 4096));
+  CHECK_FALSE(is_low(1024, 1024, 4104));
+  CHECK_FALSE(is_low(1024, 1024, 8192));
+  CHECK_FALSE(is_low(1024, 2048, 2048));
+}
+
 TEST_CASE("where it is not known how many clusters run at a time, there are none") {
   CHECK(gemm_plan(shape_of(16, 2560, 8192), NUM_SMS, {}).num_cluster_ctas() == 1);
   CHECK(gemm_plan(shape_of(512, 2560, 8192), NUM_SMS, {}).num_cluster_ctas() == 1);
