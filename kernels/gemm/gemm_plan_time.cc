@@ -14,8 +14,10 @@ constexpr double CTAS_TO_FILL_HBM = 64;  // with 192 KB in flight each
 constexpr double CTAS_TO_FILL_HBM_OF_TRANSPOSED = 96;
 constexpr double SPLIT_LINES_FACTOR = 1.015;    // rows of B that begin in the middle of 128 bytes
 constexpr double SM_LOAD_BYTES_PER_CYCLE = 52;  // L2 to one SM with all SMs loading
-// Of a transposed A, where rows of either operand do not all begin with a line.
+// Of a transposed A, where rows of either operand do not all begin with a line. Measured with a C of so many
+// elements, a tile of 64x128 for each SM.
 constexpr double SPLIT_LINES_LOAD_FACTOR = 1.5;
+constexpr int64_t MOST_ELEMENTS_OF_SPLIT_LINES = 132 * 64 * 128;
 constexpr double EPILOGUE_CYCLES = 3300;  // exposed after every tile; in ping-pong after the last
 constexpr double EPILOGUE_CYCLES_OF_256_ROWS = 9000;
 // In ping-pong, what is left of the epilogue of every tile but the last: less with each k-step that the other
@@ -104,7 +106,8 @@ bool has_transposed_a(const GemmShape& shape) { return shape.a_transposed && !sh
 
 // Boxes of a transposed A, and of its B, have 64 columns, a line.
 bool splits_lines(const GemmShape& shape) {
-  return has_transposed_a(shape) && (shape.m % 64 != 0 || shape.n % 64 != 0);
+  return has_transposed_a(shape) && (shape.m % 64 != 0 || shape.n % 64 != 0) &&
+         shape.m * shape.n <= MOST_ELEMENTS_OF_SPLIT_LINES;
 }
 
 // Cycles that one k-step of a tile takes on its SM.
@@ -263,8 +266,9 @@ double predict_low_wave_us(const GemmShape& shape, const GemmPlan& plan) {
 double predict_evenly_cut_us(const GemmShape& shape, const GemmPlan& plan) {
   const int pieces = plan.num_streamk_tiles > 0 ? plan.num_workers / plan.num_streamk_tiles : 1;
   const int64_t steps = ceil_divide(ceil_divide(shape.k, GEMM_BLOCK_K), pieces);
+  const double mhz_of_64_rows = splits_lines(shape) ? CLOCK_MHZ : EVENLY_CUT_MHZ_OF_64_ROWS;
   const double mhz = plan.in_clusters()    ? EVENLY_CUT_MHZ_OF_CLUSTERS
-                     : plan.block_m == 64  ? (splits_lines(shape) ? CLOCK_MHZ : EVENLY_CUT_MHZ_OF_64_ROWS)
+                     : plan.block_m == 64  ? mhz_of_64_rows
                      : plan.ping_pong      ? EVENLY_CUT_MHZ_OF_PING_PONG
                      : plan.block_n == 192 ? EVENLY_CUT_MHZ_OF_192_COLUMNS
                                            : EVENLY_CUT_MHZ;

@@ -44,7 +44,8 @@ double predict_one_wave_us(const GemmShape& shape, const GemmPlan& plan);
 double predict_low_wave_us(const GemmShape& shape, const GemmPlan& plan);
 
 // A product of fewer tiles than workers, each of which is cut in as many pieces: tiles of the same columns are
-// at the same k at the same time, as whole ones are.
+// at the same k at the same time, as whole ones are. Of a transposed A also one in a wave of whole tiles of 64
+// rows.
 double predict_evenly_cut_us(const GemmShape& shape, const GemmPlan& plan);
 
 }  // namespace mk

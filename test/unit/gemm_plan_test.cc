@@ -114,6 +114,7 @@ TEST_CASE("few tiles of many k-steps are cut evenly where A is transposed, pairs
   const GemmPlan pairs = chosen(1000, 1000, 4096, H200);
   CHECK((pairs.is_ping_pong_pair() && is_cut_evenly(pairs, 32, 2)));
   CHECK(chosen(1000, 1000, 4096, {}).num_cluster_ctas() == 1);
+  CHECK(chosen(3592, 8200, 4096, H200).block_m == chosen(3584, 8192, 4096, H200).block_m);
   CHECK(chosen(1024, 1024, 4096, H200).num_streamk_tiles == 0);
   CHECK(is_cut_evenly(chosen(512, 512, 2048, H200), 64, 2));
   CHECK(chosen(512, 512, 1024, H200).num_streamk_tiles == 0);
