@@ -43,7 +43,7 @@ bool can_be_split(const GemmShape& shape, const GemmPlan& plan) {
                                       shape.k >= plan.num_split_ctas * MIN_SPLIT_STEPS * GEMM_BLOCK_K);
 }
 
-// Whether a product is one of those that were measured in a wave of low tiles: more rows than
+// Whether a product is like those for which a wave of low tiles was the fastest: more rows than
 // FEW_ROWS_OF_CUT_TILES, nearly a tile for each SM, whole, whose operands' rows begin with a line.
 bool is_low_wave(const GemmShape& shape, const GemmPlan& plan) {
   constexpr int64_t LEAST_TILES = 124;

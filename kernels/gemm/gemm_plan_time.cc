@@ -10,10 +10,10 @@ namespace {
 // The model's constants are fitted to one H200 (docs/experiments/gemm.md); only ratios between plans matter.
 constexpr double CLOCK_MHZ = 1700;
 constexpr double HBM_BYTES_PER_US = 4.3e6;
-constexpr double CTAS_TO_FILL_HBM = 64;  // with 192 KB in flight each
-constexpr double CTAS_TO_FILL_HBM_OF_TRANSPOSED = 96;
-constexpr double SPLIT_LINES_FACTOR = 1.015;    // rows of B that begin in the middle of 128 bytes
-constexpr double SM_LOAD_BYTES_PER_CYCLE = 52;  // L2 to one SM with all SMs loading
+constexpr double CTAS_TO_FILL_HBM = 64;                // with 192 KB in flight each
+constexpr double CTAS_TO_FILL_HBM_OF_TRANSPOSED = 96;  // where A is
+constexpr double SPLIT_LINES_FACTOR = 1.015;           // rows of B that begin in the middle of 128 bytes
+constexpr double SM_LOAD_BYTES_PER_CYCLE = 52;         // L2 to one SM with all SMs loading
 // Of a transposed A, where rows of either operand do not all begin with a line. Measured with a C of so many
 // elements, a tile of 64x128 for each SM.
 constexpr double SPLIT_LINES_LOAD_FACTOR = 1.5;
@@ -256,13 +256,6 @@ double predict_one_wave_us(const GemmShape& shape, const GemmPlan& plan) {
   return FEW_ROWS_LAUNCH_US + overlapped_us(compute_us, memory_us(shape, plan, 0)) + exchange_us;
 }
 
-double predict_low_wave_us(const GemmShape& shape, const GemmPlan& plan) {
-  const double k_steps = ceil_divide(shape.k, GEMM_BLOCK_K);
-  const double step = step_cycles(shape, plan, 0.85, loaded_a_rows(shape, plan));
-  return FEW_ROWS_LAUNCH_US +
-         overlapped_us(k_steps * step / EVENLY_CUT_MHZ_OF_64_ROWS, memory_us(shape, plan, 0));
-}
-
 double predict_evenly_cut_us(const GemmShape& shape, const GemmPlan& plan) {
   const int pieces = plan.num_streamk_tiles > 0 ? plan.num_workers / plan.num_streamk_tiles : 1;
   const int64_t steps = ceil_divide(ceil_divide(shape.k, GEMM_BLOCK_K), pieces);
@@ -282,6 +275,10 @@ double predict_evenly_cut_us(const GemmShape& shape, const GemmPlan& plan) {
   GemmPlan uncut = plan;  // no operand is read again
   uncut.num_streamk_tiles = 0;
   return FEW_ROWS_LAUNCH_US + overlapped_us(compute_us, memory_us(shape, uncut, 0)) + exchange_us;
+}
+
+double predict_low_wave_us(const GemmShape& shape, const GemmPlan& plan) {
+  return predict_evenly_cut_us(shape, plan) - EVENLY_CUT_US_OF_64_ROWS;
 }
 
 double gemm_plan_exposed_us(const GemmShape& shape, const GemmPlan& plan) {

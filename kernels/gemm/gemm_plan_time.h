@@ -40,12 +40,13 @@ double predict_waves_of_few_rows_us(const GemmShape& shape, const GemmPlan& plan
 // A product of a tile a CTA or a cluster, with few rows or in pairs.
 double predict_one_wave_us(const GemmShape& shape, const GemmPlan& plan);
 
-// A product of a tile of 64 rows a CTA, where all loads find what they want in the L2.
-double predict_low_wave_us(const GemmShape& shape, const GemmPlan& plan);
-
 // A product of fewer tiles than workers, each of which is cut in as many pieces: tiles of the same columns are
 // at the same k at the same time, as whole ones are. Of a transposed A also one in a wave of whole tiles of 64
 // rows.
 double predict_evenly_cut_us(const GemmShape& shape, const GemmPlan& plan);
+
+// Of an A that is not transposed one in a wave of whole tiles of 64 rows: as if they were cut in one piece
+// each, without what cut ones cost at first.
+double predict_low_wave_us(const GemmShape& shape, const GemmPlan& plan);
 
 }  // namespace mk

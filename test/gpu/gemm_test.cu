@@ -427,38 +427,25 @@ void expect(bool condition, const char* what) {
 void test_cut_evenly() {
   struct Product {
     int64_t m, n, k;
-    bool a_transposed = false, b_transposed = false;
+    bool a_transposed, b_transposed;
   };
-  std::vector<Product> products;
-  for (const auto& [m, n, k] : std::initializer_list<std::array<int64_t, 3>>{
-           {136, 2048, 4096}, {200, 1000, 8192}, {128, 1000, 8200}, {257, 1000, 14344}, {512, 2048, 14336}}) {
-    products.push_back({m, n, k});
-    products.push_back({m, n, k, false, true});
-  }
-  for (const auto& [m, n, k] : std::initializer_list<std::array<int64_t, 3>>{{64, 64, 8192},
-                                                                             {64, 64, 2048},
-                                                                             {512, 504, 2056},
-                                                                             {64, 4096, 8192},
-                                                                             {4096, 16, 8192},
-                                                                             {256, 1024, 8200},
-                                                                             {640, 640, 8192},
-                                                                             {504, 1000, 8200},
-                                                                             {1000, 1000, 4096},
-                                                                             {384, 1536, 8192},
-                                                                             {768, 1536, 4104}}) {
-    products.push_back({m, n, k, true});
+  std::vector<Product> products = {
+      {64, 64, 8192, true, false},    {64, 64, 2048, true, false},    {512, 504, 2056, true, false},
+      {64, 4096, 8192, true, false},  {4096, 16, 8192, true, false},  {256, 1024, 8200, true, false},
+      {640, 640, 8192, true, false},  {504, 1000, 8200, true, false}, {1000, 1000, 4096, true, false},
+      {384, 1536, 8192, true, false}, {768, 1536, 4104, true, false}};
+  for (const bool b_transposed : {false, true}) {
+    products.push_back({136, 2048, 4096, false, b_transposed});
+    products.push_back({200, 1000, 8192, false, b_transposed});
+    products.push_back({128, 1000, 8200, false, b_transposed});
+    products.push_back({257, 1000, 14344, false, b_transposed});
+    products.push_back({512, 2048, 14336, false, b_transposed});
   }
   uint64_t seed = 30000;
-  for (const Product& product : products) {
+  for (const auto& [m, n, k, a_transposed, b_transposed] : products) {
     for (const GemmType out : {GemmType::bf16, GemmType::fp32}) {
       Case test;
-      test.shape = {product.m,
-                    product.n,
-                    product.k,
-                    product.b_transposed ? GemmType::fp16 : GemmType::bf16,
-                    out,
-                    product.a_transposed,
-                    product.b_transposed};
+      test.shape = {m, n, k, b_transposed ? GemmType::fp16 : GemmType::bf16, out, a_transposed, b_transposed};
       test.bias = out == GemmType::fp32;
       test.shape.accumulate = test.bias;
       const GemmPlan plan = chosen_plan()(test.shape);
