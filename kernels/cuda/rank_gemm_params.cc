@@ -27,9 +27,9 @@ int64_t pitch_of_b(const GemmCall& call) {
 bool fill_load(const GemmCall& call, const GemmPlan& plan, int64_t a_rows, int64_t max_rows, const void* any,
                LoadParams* load) {
   const GemmType type = gemm_type(call.dtype);
-  load->a_box_rows = stage_box_rows(max_rows, plan.block_m);
+  load->a_box = BoxRows(stage_box_rows(max_rows, plan.block_m));
   return encode_tensor_map(&load->map_a, type, has_a(call, a_rows) ? call.a : any, a_rows, call.k,
-                           pitch_of_a(call), load->a_box_rows, GEMM_BLOCK_K) &&
+                           pitch_of_a(call), load->a_box.num(), GEMM_BLOCK_K) &&
          encode_map_of_b(plan, type, has_b(call) ? call.b : any, call.n, call.k, pitch_of_b(call),
                          call.b_layout == MK_LAYOUT_NK, plan.block_n, load);
 }
@@ -42,7 +42,7 @@ bool fill_swapped_load(const GemmCall& call, const GemmPlan& plan, const void* a
   shape.n = call.n;
   shape.k = call.k;
   return encode_map_of_a(plan, type, has_b(call) ? call.b : any, call.n, call.k, pitch_of_b(call),
-                         call.b_layout != MK_LAYOUT_NK, &load->map_a, &load->a_box_rows) &&
+                         call.b_layout != MK_LAYOUT_NK, load) &&
          encode_map_of_b(plan, type, has_a(call, call.m) ? a : any, call.m, call.k, pitch_of_a(call), true,
                          gemm_plan_tile_columns(shape, plan), load);
 }

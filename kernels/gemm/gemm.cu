@@ -94,8 +94,7 @@ bool arguments_are_valid(const GemmArguments& arguments, const GemmPlan& plan) {
 
 bool encode_maps(const GemmShape& shape, const GemmPlan& plan, const void* a, int64_t lda, const void* b,
                  int64_t ldb, int tile_columns, LoadParams* load) {
-  return encode_map_of_a(plan, shape.in_type, a, shape.m, shape.k, lda, shape.a_transposed, &load->map_a,
-                         &load->a_box_rows) &&
+  return encode_map_of_a(plan, shape.in_type, a, shape.m, shape.k, lda, shape.a_transposed, load) &&
          encode_map_of_b(plan, shape.in_type, b, shape.n, shape.k, ldb, shape.b_transposed, tile_columns, load);
 }
 

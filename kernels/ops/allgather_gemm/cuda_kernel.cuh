@@ -580,9 +580,17 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
       [&](const CopyWarp& warp) { run_copy_warp(launch, params, smem.push, &smem.panels, warp); },
       [&](int warpgroup) __attribute__((always_inline)) {
         RankTileCursor tiles(tile_schedule(params), blockIdx.x, tile_order(params));
+        bool rehearses = CAN_REHEARSE<Config> && params.comm.trace == nullptr;
         consumer_role<Config, TileWork, Config::IS_LARGE ? TilesAre::alike : TilesAre::settled>(
             smem.mainloop, warpgroup, params.comm.trace,
             [&](TileWork* work) {
+              if constexpr (CAN_REHEARSE<Config>) {
+                if (rehearses) {
+                  rehearses = false;
+                  *work = work_of_no_columns(params.late_tiles);
+                  return true;
+                }
+              }
               return tiles.next(work, Config::BLOCK_M, [&](int position) { return rows_at(params, position); });
             },
             FinishTile<Config>(params, smem));

@@ -124,7 +124,7 @@ class ForwardLaunchOf : public RankGemmLaunch {
     if (!(is_swapped_ ? fill_swapped_load(call, plan.gemm, area, area, &params_.load)
                       : fill_load(call, plan.gemm, own_rows_, box_source, area, &params_.load)))
       return false;
-    const int box_rows = is_swapped_ ? params_.load.b_box_rows : params_.load.a_box_rows;
+    const int box_rows = (is_swapped_ ? params_.load.b_box : params_.load.a_box).num();
     const auto fill = [&](CUtensorMap* map, const void* base, int64_t ld) {
       return encode_tensor_map(map, gemm_type(call.dtype), base, call.m, call.k, ld, box_rows, GEMM_BLOCK_K);
     };
@@ -237,11 +237,11 @@ class WgradLaunchOf : public RankGemmLaunch {
     std::byte* area = comm.memory[comm.rank] + comm.arena;
     const bool transposed = call.b_layout == MK_LAYOUT_NK;
     const int64_t lddy = std::max<int64_t>(round_up(std::max(call.ldb, transposed ? call.m : call.k), 8), 8);
-    params_.load.a_box_rows = stage_box_rows(call.k, plan.gemm.block_m);
+    params_.load.a_box = BoxRows(stage_box_rows(call.k, plan.gemm.block_m));
     params_.load.n = static_cast<int>(call.n);
     const void* dy = has_dy(call) ? call.b : area;
     if (!(transposed
-              ? encode_tensor_map(&params_.load.map_a, type, dy, call.k, call.m, lddy, params_.load.a_box_rows,
+              ? encode_tensor_map(&params_.load.map_a, type, dy, call.k, call.m, lddy, params_.load.a_box.num(),
                                   GEMM_BLOCK_K)
               : encode_tensor_map(&params_.load.map_a, type, dy, call.m, call.k, lddy, GEMM_BLOCK_K, 64)))
       return false;

@@ -143,7 +143,7 @@ __device__ __forceinline__ void load_expert_tile(MainloopStorage<Config>& smem,
                                                  const Rows& rows, AtKStep&& at_k_step) {
   const int n = work.n_tile * Config::BLOCK_N;
   const StageBoxes boxes =
-      stage_boxes(work.row_end - work.row, Config::BLOCK_M, expert_box_rows(Config::BLOCK_M));
+      stage_boxes<expert_box_rows(Config::BLOCK_M)>(work.row_end - work.row, Config::BLOCK_M);
   const uint32_t bytes = boxes.bytes() + Config::B_STAGE_BYTES;
   const auto load_weights = [&](int stage, int k_step) {
     ptx::mbarrier_arrive_expect_tx(&smem.stage_full[stage], bytes);
