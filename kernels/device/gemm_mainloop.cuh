@@ -39,6 +39,7 @@ struct GemmConfig {
   static constexpr bool IN_CLUSTERS = NUM_SHARING_CTAS > 1;
   // Of a large tile, which both warpgroups multiply and finish together: their CTAs are worth keeping in step.
   static constexpr bool IS_LARGE = !PING_PONG && BLOCK_M > 64;
+  static_assert(!PING_PONG || BLOCK_M > 64);  // CAN_REHEARSE
   static constexpr int NUM_CONSUMER_WARPGROUPS = PING_PONG || BLOCK_M > 64 ? 2 : 1;
   // Of a warpgroup: wgmmas of 64 rows for one k of 16.
   static constexpr int NUM_ROW_BLOCKS = BLOCK_M / 64 / (PING_PONG ? 1 : NUM_CONSUMER_WARPGROUPS);

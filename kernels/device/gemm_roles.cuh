@@ -14,19 +14,6 @@ namespace mk {
 // last stage arrive: a barrier tells a phase from the next, but not from the next but one.
 constexpr int TURN_BARRIER = 4;
 
-// Products in tiles of 64 rows take some microseconds. Their consumers may have a tile without columns first,
-// of which nothing is multiplied or stored: they go through its epilogue while the first operands are on their
-// way, so that the instructions have come from the L2 when there is something to store.
-template <class Config>
-constexpr bool CAN_REHEARSE = Config::BLOCK_M == 64 && !Config::PING_PONG;
-
-__device__ __forceinline__ TileWork work_of_no_columns(const TileSchedule& schedule) {
-  TileWork work{};
-  work.n_tile = schedule.num_n_tiles;
-  work.is_owner = true;
-  return work;
-}
-
 // `next(&work)` walks the CTA's tiles, false after the last; the producer must walk the same.
 // `finish(work, block, accumulators)` takes the warpgroup's `block`-th 64 rows of a tile. If it has a give(),
 // that takes all of them before, for what others are to have.

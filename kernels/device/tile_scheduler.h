@@ -174,6 +174,19 @@ struct LateTileSchedule : TileSchedule {
   MK_HOST_DEVICE int tile_after(int tile) const { return tile + (tile < late_tile ? num_early : num_workers); }
 };
 
+// Products in tiles of 64 rows take some microseconds. Their consumers may have a tile without columns first,
+// of which nothing is multiplied or stored: they go through its epilogue while the first operands are on their
+// way, so that the instructions have come from the L2 when there is something to store.
+template <class Config>
+constexpr bool CAN_REHEARSE = Config::BLOCK_M == 64;
+
+MK_HOST_DEVICE TileWork work_of_no_columns(const TileSchedule& schedule) {
+  TileWork work{};
+  work.n_tile = schedule.num_n_tiles;
+  work.is_owner = true;
+  return work;
+}
+
 template <class Schedule = TileSchedule>
 class TileCursor {
  public:
