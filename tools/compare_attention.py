@@ -2,11 +2,13 @@
 # SPDX-License-Identifier: MIT
 """Times what a call site does without mk_ring_attention: cuDNN's attention by PyTorch, one process a GPU.
 
-    compare_attention.py [-g RANKS] [--shape batch=4,seq=6144,heads=16,kv_heads=16,dim=128]... [--json FILE]
+    compare_attention.py [-g RANKS] [--shape batch=4,seq=6144,heads=16,kv_heads=16,dim=128]... [--gradients]
+                         [--json FILE]
 
 ring: keys and values go round by NCCL's send and receive on a stream of their own while cuDNN attends to the block
 that is here; blocks are merged by their log-sum-exp. alone: cuDNN on one sequence, on all GPUs at once, with as much
-to compute a GPU. Shapes are those of mk-perf; without --shape those of its preset ring-attention. Forward only.
+to compute a GPU. Shapes are those of mk-perf; without --shape those of its preset ring-attention. With --gradients
+the time of dq, dk and dv, for which there is no ring here: only alone, beside mk-perf ring_attention_backward.
 Every time is the slowest GPU's. Needs PyTorch 2.5 or newer with CUDA, cuDNN and NCCL.
 """
 
@@ -74,8 +76,9 @@ def pairs(seq, causal):
     return seq * (seq + 1) // 2 if causal else seq * seq
 
 
-def flops(shape, seq):
-    return 4 * pairs(seq, shape['causal']) * shape['batch'] * shape['heads'] * shape['dim']
+def flops(shape, seq, gradients=False):
+    """Of two products, or with gradients of five."""
+    return (10 if gradients else 4) * pairs(seq, shape['causal']) * shape['batch'] * shape['heads'] * shape['dim']
 
 
 def alone_seq(shape, ranks):
@@ -108,16 +111,16 @@ def summary(samples):
     return {'median': statistics.median(samples), 'min': min(samples), 'max': max(samples)}
 
 
-def result_of(shape, ranks, dtype, mode, ring, alone):
+def result_of(shape, ranks, dtype, mode, ring, alone, gradients=False):
     """ring, alone: samples in microseconds; ring may be None. alone_us is scaled to a rank's operations."""
     seq = alone_seq(shape, ranks)
-    of_rank = flops(shape, shape['seq']) / ranks
+    of_rank, of_alone = flops(shape, shape['seq'], gradients) / ranks, flops(shape, seq, gradients)
     alone_median = statistics.median(alone)
-    alone_us = alone_median * of_rank / flops(shape, seq)
+    alone_us = alone_median * of_rank / of_alone
     ring_us = summary(ring) if ring else None
     return {'shape': shape, 'ranks': ranks, 'dtype': dtype, 'mode': mode, 'ring_us': ring_us,
             'ring_tflops': of_rank / ring_us['median'] * 1e-6 if ring else None, 'alone_seq': seq,
-            'alone_us': alone_us, 'alone_tflops': flops(shape, seq) / alone_median * 1e-6,
+            'alone_us': alone_us, 'alone_tflops': of_alone / alone_median * 1e-6, 'gradients': gradients,
             'ring_over_alone': ring_us['median'] / alone_us if ring else None}
 
 
@@ -300,6 +303,28 @@ def alone_launch(torch, shape, ranks, dtype, rank):
     return launch
 
 
+def gradients_launch(torch, shape, ranks, dtype, rank):
+    """cuDNN's gradients of one sequence. What its forward pass kept is there."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    passes = []
+    for i in range(2):
+        q, kv = random_inputs(torch, shape, alone_seq(shape, ranks), dtype, seed=1000 + 2 * rank + i)
+        d_out = random_inputs(torch, shape, alone_seq(shape, ranks), dtype, seed=2000 + 2 * rank + i)[0]
+        leaves = [tensor.clone().requires_grad_() for tensor in (q, kv[0], kv[1])]
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            passes.append((torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=bool(shape['causal'])),
+                           leaves, d_out))
+    turn = [0]
+
+    def launch():
+        turn[0] += 1
+        out, leaves, d_out = passes[turn[0] % 2]
+        torch.autograd.grad(out, leaves, d_out, retain_graph=True)
+
+    return launch
+
+
 def ring_launch(torch, shape, rank, ranks, dtype, copies_slices):
     ring = Ring(torch, shape, rank, ranks, dtype, copies_slices)
     inputs = [random_inputs(torch, shape, shape['seq'] // ranks, dtype, seed=2 * rank + i) for i in range(2)]
@@ -318,18 +343,19 @@ def run_shapes(torch, rank, job):
     clock = Clock(torch, ranks)
     errors, copies, results = {}, {}, []
     for shape in job['shapes']:
-        causal = shape['causal']
-        if causal not in errors and ranks > 1:
+        causal, has_ring = shape['causal'], ranks > 1 and not job['gradients']
+        if causal not in errors and has_ring:
             errors[causal], copies[causal] = check_ring(torch, shape, rank, ranks, dtype)
             if errors[causal] > ERROR_LIMIT:
                 raise Refusal(f'causal={causal}: the ring differs from one GPU by {errors[causal]:.1e}, expected at '
                               f'most {ERROR_LIMIT:.0e}: its times mean nothing')
-        launches = [alone_launch(torch, shape, ranks, dtype, rank)]
-        if ranks > 1:
+        launches = [(gradients_launch if job['gradients'] else alone_launch)(torch, shape, ranks, dtype, rank)]
+        if has_ring:
             launches.append(ring_launch(torch, shape, rank, ranks, dtype, copies[causal]))
         for mode in job['modes']:
             alone, *ring = clock.in_turn(launches, mode, job['iterations'], job['warmup'])
-            results.append(result_of(shape, ranks, job['dtype'], mode, ring[0] if ring else None, alone))
+            results.append(result_of(shape, ranks, job['dtype'], mode, ring[0] if ring else None, alone,
+                                     job['gradients']))
         if rank == 0:
             print(table_text(results[-len(job['modes']):]).split('\n', 1)[1], file=sys.stderr, flush=True)
         del launches
@@ -350,7 +376,7 @@ def run_rank(rank, job):
     if job['ranks'] > 1:
         torch.distributed.init_process_group('nccl', init_method='file://' + os.path.join(job['folder'], 'store'),
                                              rank=rank, world_size=job['ranks'], timeout=TIMEOUT)
-    with torch.inference_mode():
+    with torch.inference_mode(not job['gradients']):
         output = run_shapes(torch, rank, job)
     if rank == 0:
         with open(os.path.join(job['folder'], 'output.json'), 'w', encoding='utf-8') as file:
@@ -367,6 +393,7 @@ def parse_arguments(arguments):
     parser.add_argument('-g', dest='ranks', type=int, help='GPUs, one process each (default: all)')
     parser.add_argument('--shape', action='append', help='as for mk-perf ring_attention; may be repeated')
     parser.add_argument('--only', choices=('causal', 'non-causal'), help='of the preset, one half')
+    parser.add_argument('--gradients', action='store_true', help='of cuDNN alone, without a ring')
     parser.add_argument('--dtype', choices=('bf16', 'fp16'), default='bf16')
     parser.add_argument('--mode', choices=('isolated', 'back-to-back', 'both'), default='isolated')
     parser.add_argument('--iters', type=int, default=20)
@@ -417,7 +444,7 @@ def run(options):
             raise Refusal(f'--json {options.json}: cannot write: {error.strerror}') from error
     modes = ['isolated', 'back-to-back'] if options.mode == 'both' else [options.mode]
     with tempfile.TemporaryDirectory() as folder:
-        job = {'ranks': ranks, 'shapes': shapes, 'dtype': options.dtype, 'modes': modes,
+        job = {'ranks': ranks, 'shapes': shapes, 'gradients': options.gradients, 'dtype': options.dtype, 'modes': modes,
                'iterations': options.iters, 'warmup': options.warmup, 'folder': folder}
         try:
             torch.multiprocessing.spawn(run_rank, args=(job,), nprocs=ranks)

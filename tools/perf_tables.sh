@@ -125,20 +125,31 @@ if [ "$gpus" -eq 1 ]; then
     table "${operator//_/-}" mk-perf "$operator" -g 1 --baseline none --iters 6 "${shapes[@]}"
   done
   if [ -n "$list" ] || python3 -c 'import torch' 2>/dev/null; then
-    # A shape at a time, ours before and behind cuDNN: a long one leaves a slower clock behind.
+    # beside_cudnn NAME OPERATOR ARGUMENT...: ours before and behind cuDNN, of the same shapes.
+    beside_cudnn() {
+      local name=$1 operator=$2 gradients=()
+      shift 2
+      [ "$operator" = ring_attention ] || gradients=(--gradients)
+      table "$name-before" mk-perf "$operator" -g 1 --baseline none --iters 8 "$@"
+      table "$name-cudnn" compare_attention -g 1 "${gradients[@]}" --iters 8 "$@"
+      table "$name-behind" mk-perf "$operator" -g 1 --baseline none --iters 8 "$@"
+    }
+    # A shape at a time, or from short to long: a long one leaves a slower clock behind.
     for dim in 128 64; do
       for seq in 3072 6144 12288 24576; do
         for causal in 0 1; do
           shape=batch=4,seq=$seq,heads=16,kv_heads=16,dim=$dim,causal=$causal,zigzag=$causal
-          name=beside-cudnn-$dim-$seq-$causal
-          table "$name-before" mk-perf ring_attention -g 1 --baseline none --iters 8 --shape "$shape"
-          table "$name-cudnn" compare_attention -g 1 --iters 8 --shape "$shape"
-          table "$name-behind" mk-perf ring_attention -g 1 --baseline none --iters 8 --shape "$shape"
+          beside_cudnn "beside-cudnn-$dim-$seq-$causal" ring_attention --shape "$shape"
         done
       done
+      shapes ",heads=16,kv_heads=16,dim=$dim" batch=4,seq={3072,6144,12288,24576}{,",causal=1,zigzag=1"}
+      beside_cudnn "gradients-beside-cudnn-$dim" ring_attention_backward "${shapes[@]}"
     done
+    shapes ",$attention" batch=1,seq={256,512,1024,2048,4096} batch=1,seq={256,512,1024,2048,4096},causal=1,zigzag=1
+    beside_cudnn short-beside-cudnn ring_attention "${shapes[@]}"
+    beside_cudnn short-gradients-beside-cudnn ring_attention_backward "${shapes[@]}"
   else
-    echo "beside-cudnn: left out, Python has no PyTorch here"
+    echo "beside-cudnn, gradients-beside-cudnn: left out, Python has no PyTorch here"
   fi
   shapes ",$attention" batch=1,seq={256,512,1024,2048} batch=1,seq={256,512,1024,2048},causal=1
   table short-backward mk-perf ring_attention_backward -g 1 --baseline none --iters 8 "${shapes[@]}"

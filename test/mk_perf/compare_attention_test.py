@@ -84,6 +84,8 @@ class CompareAttentionTest(unittest.TestCase):
         self.assertAlmostEqual(result['ring_tflops'], 2 * 6144 ** 2 * 4 * 16 * 128 / 200e-6 * 1e-12)
         one = compare.result_of(shape(6144), 1, 'bf16', 'isolated', None, [150.0])
         self.assertIsNone(one['ring_us'])
+        gradients = compare.result_of(shape(6144), 1, 'bf16', 'isolated', None, [150.0], gradients=True)
+        self.assertAlmostEqual(gradients['alone_tflops'], 2.5 * one['alone_tflops'])
         lines = compare.table_text([result, one]).split('\n')
         self.assertEqual(len(lines), 3)
         self.assertIn('ring TFLOP/s a rank', lines[0])
