@@ -60,6 +60,12 @@ struct Cut {
     }
     return false;
   }
+  // A rank's tiles, of which those of one to three heads are handed out in turn.
+  KeyTiles tiles_of_few_heads(int rank, std::mt19937_64& random) const {
+    KeyTiles tiles = plans[static_cast<size_t>(rank)].key_tiles;
+    tiles.heads_at_once = 1 + static_cast<int>(random() % 3);
+    return tiles;
+  }
   // The position of a source's tile in its run.
   int row_of(const KeyTiles& tiles, const KeyTile& tile) const {
     return tiles.slices.first_row(tiles.source(tile.step), tile.run) + tile.index * TILE_ROWS;
@@ -73,7 +79,7 @@ TEST_CASE("tiles of keys are all those of which a rank sees something, each once
   for (int round = 0; round < 150; ++round) {
     const Cut cut(random);
     const int rank = static_cast<int>(random() % static_cast<uint64_t>(cut.nranks));
-    const KeyTiles& tiles = cut.plans[static_cast<size_t>(rank)].key_tiles;
+    const KeyTiles tiles = cut.tiles_of_few_heads(rank, random);
     std::set<std::tuple<int, int, int, int>> seen;
     int turn = 0;
     REQUIRE(cut.plans[static_cast<size_t>(rank)].num_key_tiles == tiles.size());
@@ -151,19 +157,19 @@ TEST_CASE("tiles have turns with each block of queries in the order in which the
     const Cut cut(random);
     const int rank = static_cast<int>(random() % static_cast<uint64_t>(cut.nranks));
     const RingAttentionBackwardPlan& plan = cut.plans[static_cast<size_t>(rank)];
-    const KeyTiles& tiles = plan.key_tiles;
+    const KeyTiles tiles = cut.tiles_of_few_heads(rank, random);
     const auto turns = turns_of(tiles);
     const int group = cut.call.heads / cut.call.kv_heads;
     std::map<std::tuple<int, int, int>, int> last;  // of each query head, run and block
     for (int number = 0; number < tiles.size(); ++number) {
       const KeyTile tile = tiles.at(number);
-      const int turn = turns.of(tile);
+      const KeyTurn turn = turns.of(tile);
       QueryBlockWalk walk(tiles.slices, rank, group, tile.position);
       for (QueryBlock block; walk.next(&block);) {
         int& had = last[{tile.head * group + block.head, block.run, block.index}];
         REQUIRE(turns.before(tile, turn, block) == had);
-        REQUIRE(turn > had);
-        had = turn;
+        REQUIRE(turn.number > had);
+        had = turn.number;
       }
     }
     for (int run = 0; run < tiles.slices.num_runs(); ++run) {
@@ -178,7 +184,7 @@ TEST_CASE("tiles have turns with each block of queries in the order in which the
                                     std::min(BLOCK_ROWS, count - from)};
         for (int head = 0; head < plan.panels.num_query_heads; ++head) {
           REQUIRE(last.count({head, run, block}) == 1);
-          REQUIRE(turns.last(queries) == (last[{head, run, block}]));
+          REQUIRE(turns.last(head / group, queries) == (last[{head, run, block}]));
         }
       }
     }
@@ -201,8 +207,43 @@ TEST_CASE("sums of dQ and whose turn it was lie behind everything else, apart fr
       REQUIRE(panels.area_bytes() >= sums.turn(sums.num_blocks - 1) + 4);
     }
     REQUIRE(static_cast<size_t>(cut.plans[0].area_bytes) >= panels.area_bytes());
-    const int heads = panels.heads_at_once(cut.call.causal != MK_CAUSAL_NONE);
-    REQUIRE((heads >= 2 && heads <= 16));
+  }
+}
+
+TEST_CASE("as many heads are in turn as share what the L2 holds, all of them if they are few") {
+  RingAttentionCall call;
+  call.op = MK_OPERATOR_RING_ATTENTION_BACKWARD;
+  call.batch = 1;
+  call.dim = 128;
+  const auto heads_of = [&](int64_t batch, int64_t seq, int64_t heads, int64_t kv_heads, mk_causal_t causal) {
+    call.batch = batch;
+    call.seq = seq;
+    call.heads = heads;
+    call.kv_heads = kv_heads;
+    call.causal = causal;
+    return ring_attention_backward_plan(call, 0, 1, 132)->key_tiles.heads_at_once;
+  };
+  CHECK(heads_of(1, 4096, 16, 16, MK_CAUSAL_NONE) == 16);  // 64 MiB
+  CHECK(heads_of(1, 4097, 16, 16, MK_CAUSAL_NONE) == 8);
+  CHECK(heads_of(4, 512, 16, 16, MK_CAUSAL_NONE) == 64);
+  CHECK(heads_of(4, 3072, 16, 16, MK_CAUSAL_NONE) == 8);  // 192 MiB
+  CHECK(heads_of(4, 3072, 16, 16, MK_CAUSAL_CONTIGUOUS) == 16);
+  CHECK(heads_of(1, 8192, 16, 16, MK_CAUSAL_CONTIGUOUS) == 8);
+  CHECK(heads_of(4, 12288, 16, 16, MK_CAUSAL_CONTIGUOUS) == 4);
+  CHECK(heads_of(4, 12288, 16, 4, MK_CAUSAL_CONTIGUOUS) == 2);  // a fourth of them, but at least two
+  CHECK(heads_of(1, 98304, 8, 8, MK_CAUSAL_NONE) == 2);
+  CHECK(heads_of(1, 98304, 1, 1, MK_CAUSAL_NONE) == 1);
+}
+
+TEST_CASE("a tile's place among folded ones is found again, and long and short ones are in turn") {
+  for (int count = 1; count < 20; ++count) {
+    std::set<int> tiles;
+    for (int place = 0; place < count; ++place) {
+      const int tile = folded_tile(place, count);
+      REQUIRE((tile >= 0 && tile < count && tiles.insert(tile).second));
+      REQUIRE(folded_place(tile, count) == place);
+      REQUIRE((place % 2 == 0) == (tile < (count + 1) / 2));
+    }
   }
 }
 

@@ -38,13 +38,13 @@ void check_turns(const PackedCut& cut, const PackedKeyTilesOf<Order>& tiles, int
   for (int number = 0; number < tiles.size(); ++number) {
     const KeyTile tile = tiles.at(number);
     if (!tiles.is_seen(tile)) continue;
-    const int turn = turns.of(tile);
+    const KeyTurn turn = turns.of(tile);
     PackedQueryBlockWalk walk = blocks_of_tile(tiles, tile, rank, group);
     for (PackedQueryBlock block; walk.next(&block);) {
       int& had = last[{tile.head * group + block.head, block.index}];
       REQUIRE(turns.before(tile, turn, block) == had);
-      REQUIRE(turn > had);
-      had = turn;
+      REQUIRE(turn.number > had);
+      had = turn.number;
     }
   }
   for (int from = 0; from < slices.rows(rank); from += BLOCK_ROWS) {
@@ -52,7 +52,7 @@ void check_turns(const PackedCut& cut, const PackedKeyTilesOf<Order>& tiles, int
                               from, from, std::min(BLOCK_ROWS, slices.rows(rank) - from)};
     for (int head = 0; head < tiles.num_heads * group; ++head) {
       REQUIRE(last.count({head, block.index}) == 1);
-      REQUIRE(turns.last(block) == (last[{head, block.index}]));
+      REQUIRE(turns.last(head / group, block) == (last[{head, block.index}]));
     }
   }
 }

@@ -40,12 +40,17 @@ struct ItemCursor {
   }
 };
 
-// By the producer, one thread.
-__device__ __forceinline__ void put_item(ItemQueue& queue, ItemCursor& cursor, int item) {
+// By the producer, one thread. describe(): tells consumers what else is theirs to know, once there is room.
+template <class Describe>
+__device__ __forceinline__ void put_item(ItemQueue& queue, ItemCursor& cursor, int item, Describe&& describe) {
   wait_barrier(&queue.empty[cursor.slot], cursor.phase ^ 1);
   queue.items[cursor.slot] = item;
+  describe();
   ptx::mbarrier_arrive(&queue.full[cursor.slot]);
   cursor.advance();
+}
+__device__ __forceinline__ void put_item(ItemQueue& queue, ItemCursor& cursor, int item) {
+  put_item(queue, cursor, item, [] {});
 }
 
 // By every consumer warp: waits for the next item, which stays where it is until it is let go.

@@ -78,6 +78,16 @@ MK_HOST_DEVICE KeyTilePlace key_tile_place(const Tiles& tiles, int index) {
   return {step, first_head + index - number * heads, number};
 }
 
+// Of `count` tiles of a head from the longest to the shortest: a long one and a short one in turn. Then about
+// as many begin at any time, and none waits long for its turn; the shortest ones one behind the other would
+// begin faster than turns are taken.
+MK_HOST_DEVICE constexpr int folded_tile(int place, int count) {
+  return place % 2 == 0 ? place / 2 : count - 1 - place / 2;
+}
+MK_HOST_DEVICE constexpr int folded_place(int tile, int count) {
+  return tile < (count + 1) / 2 ? 2 * tile : 2 * (count - 1 - tile) + 1;
+}
+
 // A rank's tiles of keys, all of which it sees.
 template <class Order>
 struct KeyTilesOf {
@@ -98,17 +108,26 @@ struct KeyTilesOf {
     for (int step = 0; step < slices.nranks; ++step) tiles += int64_t{num_heads} * tiles_of_step(step);
     return tiles;
   }
+  // Of a rank's own keys, which differ in how many queries see them; but the last tiles of all are short ones.
+  MK_HOST_DEVICE bool is_folded(int step, int head) const {
+    return slices.causal && step == 0 && head < (num_heads - 1) / heads_at_once * heads_at_once;
+  }
   MK_HOST_DEVICE KeyTile at(int index) const {
     const KeyTilePlace place = key_tile_place(*this, index);
+    if (!is_folded(place.step, place.head)) return at_number(place.step, place.head, place.number);
+    return at_number(place.step, place.head, folded_tile(place.number, tiles_of_step(place.step)));
+  }
+  // Of a head's tiles of a step, by position.
+  MK_HOST_DEVICE KeyTile at_number(int step, int head, int number) const {
+    const int first_run_tiles = seen_tiles_of(step, 0);
     KeyTile tile;
-    tile.step = place.step;
-    tile.head = place.head;
-    const int first_run_tiles = seen_tiles_of(place.step, 0);
-    tile.run = place.number >= first_run_tiles ? 1 : 0;
-    tile.index = place.number - (tile.run == 1 ? first_run_tiles : 0);
+    tile.step = step;
+    tile.head = head;
+    tile.run = number >= first_run_tiles ? 1 : 0;
+    tile.index = number - (tile.run == 1 ? first_run_tiles : 0);
     const int from = tile.index * TILE_ROWS;
-    tile.position = slices.begin(source(place.step), tile.run) + from;
-    tile.num_rows = least(TILE_ROWS, slices.count(source(place.step), tile.run) - from);
+    tile.position = slices.begin(source(step), tile.run) + from;
+    tile.num_rows = least(TILE_ROWS, slices.count(source(step), tile.run) - from);
     return tile;
   }
   MK_HOST_DEVICE static constexpr bool is_seen(const KeyTile&) { return true; }
@@ -125,58 +144,79 @@ struct QueryBlock {
   int num_rows;  // at most BLOCK_ROWS
 };
 
-// When a head's tiles of keys add to dQ. A tile's turn with a block of queries is its number among the rank's
-// tiles of that head, from 1 on; those that the block sees are the first ones of each run.
+// A tile's turn with each of its blocks of queries: its number among the rank's tiles of that head in the order
+// in which they are handed out, from 1 on.
+struct KeyTurn {
+  int number;
+  int before[2];   // the turn before it, by the run of the block; 0: it is the first
+  int key_before;  // a block that does not see this position has that turn one earlier
+};
+
+// When a head's tiles of keys add to dQ. Of a step's tiles a block of queries sees the first ones by position:
+// those of both runs, one run behind the other; but for own keys, which come last, either all of a run or none.
 template <class Order>
 struct KeyTurnsOf {
   const KeyTilesOf<Order>& tiles;
 
-  MK_HOST_DEVICE int of(const KeyTile& tile) const {
-    int before = 0;
-    walk_runs([&](int step, int run) {
-      if (step == tile.step && run == tile.run) return false;
-      before += tiles.seen_tiles_of(step, run);
-      return true;
-    });
-    return before + tile.index + 1;
+  MK_HOST_DEVICE KeyTurn of(const KeyTile& tile) const {
+    const int number = tile.index + (tile.run == 1 ? tiles.seen_tiles_of(tile.step, 0) : 0);
+    const bool is_folded = tiles.is_folded(tile.step, tile.head);
+    const int count = is_folded ? tiles.tiles_of_step(tile.step) : 0;
+    const int place = is_folded ? folded_place(number, count) : number;
+    int turn = place + 1;
+    walk_steps(tile.step, [&](int step) { turn += tiles.tiles_of_step(step); });
+    if (place == 0) return {turn, {last_before(tile.step, 0), last_before(tile.step, 1)}, 0};
+    // Of folded tiles the one before may be too late for a block to see. The one before that is not.
+    const int before = is_folded ? folded_tile(place - 1, count) : 0;
+    return {turn, {turn - 1, turn - 1}, is_folded ? tiles.at_number(tile.step, tile.head, before).position : 0};
   }
-  // The turn before a tile's, of which its own is `turn`, with a block that sees some of it; 0: it is the
-  // first.
-  MK_HOST_DEVICE int before(const KeyTile& tile, int turn, const QueryBlock& block) const {
-    if (tile.index > 0) return turn - 1;
-    return last_before(tile.step, tile.run, block);
+  MK_HOST_DEVICE int before(const KeyTile&, const KeyTurn& turn, const QueryBlock& block) const {
+    const int before = block.run == 0 ? turn.before[0] : turn.before[1];
+    return turn.key_before < block.position + block.num_rows ? before : before - 1;
   }
-  // The last of all with a block.
-  MK_HOST_DEVICE int last(const QueryBlock& block) const { return last_before(-1, -1, block); }
+  // The last of all of a key head with a block.
+  MK_HOST_DEVICE int last(int head, const QueryBlock& block) const {
+    const int end = visible_end(block), seen = num_seen(0, end);
+    if (seen == 0) return last_before(0, block.run);
+    const int count = tiles.tiles_of_step(0);
+    int turn = seen;
+    if (tiles.is_folded(0, head)) turn = seen > (count + 1) / 2 ? count : 2 * seen - 1;
+    walk_steps(0, [&](int step) { turn += tiles.tiles_of_step(step); });
+    return turn;
+  }
 
  private:
-  // Of those before a run.
-  MK_HOST_DEVICE int last_before(int end_step, int end_run, const QueryBlock& block) const {
+  MK_HOST_DEVICE int visible_end(const QueryBlock& block) const {
+    return tiles.slices.visible_end(block.position + block.num_rows - 1);
+  }
+  // Of a step's tiles of a head those with keys before `end`.
+  MK_HOST_DEVICE int num_seen(int step, int end) const {
     const CudaSlices& slices = tiles.slices;
-    const int end = slices.visible_end(block.position + block.num_rows - 1);
+    const int source = tiles.source(step);
+    int seen = 0;
+    for (int run = 0; run < slices.num_runs(); ++run)
+      seen += tiles_of(most(0, least(end - slices.begin(source, run), slices.count(source, run))));
+    return seen;
+  }
+  // The last turn of those of steps before `end_step` with the blocks of a run of this rank's queries.
+  MK_HOST_DEVICE int last_before(int end_step, int run) const {
+    const int end = run < tiles.slices.num_runs()
+                        ? tiles.slices.visible_end(tiles.slices.begin(tiles.order.own(), run))
+                        : 0;
     int last = 0, before = 0;
-    walk_runs([&](int step, int run) {
-      if (step == end_step && run == end_run) return false;
-      const int source = tiles.source(step);
-      const int seen = tiles_of(most(0, least(end - slices.begin(source, run), slices.count(source, run))));
+    walk_steps(end_step, [&](int step) {
+      const int seen = num_seen(step, end);
       if (seen > 0) last = before + seen;
-      before += tiles.seen_tiles_of(step, run);
-      return true;
+      before += tiles.tiles_of_step(step);
     });
     return last;
   }
-  // goes_on(step, run) of all in the order of their tiles, until it says no.
-  template <class GoesOn>
-  MK_HOST_DEVICE void walk_runs(GoesOn&& goes_on) const {
+  // use(step) of those before `end` in the order of their tiles.
+  template <class Use>
+  MK_HOST_DEVICE void walk_steps(int end, Use&& use) const {
     const int nranks = tiles.slices.nranks;
-    int step = tiles.order.first_step(nranks);
-    while (true) {
-      for (int run = 0; run < tiles.slices.num_runs(); ++run) {
-        if (!goes_on(step, run)) return;
-      }
-      if (step == 0) return;
-      step = tiles.order.next_step(step, nranks);
-    }
+    for (int step = tiles.order.first_step(nranks); step != end; step = tiles.order.next_step(step, nranks))
+      use(step);
   }
 };
 
@@ -255,8 +295,11 @@ struct QueryRowPlaces {
   MK_HOST_DEVICE int64_t number(int query_head, int run, int block) const {
     return (int64_t{query_head} * num_runs + run) * run_blocks + block;
   }
+  MK_HOST_DEVICE size_t offset(int64_t number) const {
+    return begin + static_cast<size_t>(number) * BLOCK_BYTES;
+  }
   MK_HOST_DEVICE size_t offset(int query_head, int run, int block) const {
-    return begin + static_cast<size_t>(number(query_head, run, block)) * BLOCK_BYTES;
+    return offset(number(query_head, run, block));
   }
   MK_HOST_DEVICE int64_t num_blocks() const { return number(num_query_heads, 0, 0); }
   MK_HOST_DEVICE size_t end() const { return offset(num_query_heads, 0, 0); }
@@ -295,14 +338,16 @@ struct GradientPanelsOf : Panels {
   }
   // Key heads whose tiles are handed out in turn. Tiles of one head begin one after the other, a turn apart:
   // the more heads, the fewer wait for each other. But what their tiles share, queries, dO and dQ, is to stay
-  // in the L2: 32 MiB, of which causal tiles use half.
-  // `blocks`: of a query head, that the same tiles see.
+  // in the L2: about 24 MiB, and of causal tiles, which use a part of it at a time, 48 MiB. If all heads share
+  // no more than 64 MiB, all are in turn. `blocks`: of a query head, that the same tiles see.
   MK_HOST_DEVICE int heads_at_once(bool causal, int blocks) const {
-    constexpr int L2_BYTES = 32 << 20, ROW_BYTES_OF_COLUMN = 2 + 2 + 4;
-    const int group = num_query_heads / most(1, this->num_heads);
-    const int head_blocks = most(1, blocks * group);
-    const int most_blocks = (causal ? 2 : 1) * (L2_BYTES / (BLOCK_ROWS * ROW_BYTES_OF_COLUMN * head_dim));
-    return least(16, most(2, most_blocks / head_blocks));
+    constexpr int64_t MIB = 1 << 20;
+    const int64_t some_bytes = (causal ? 48 : 24) * MIB;
+    const int64_t bytes = int64_t{num_query_heads} * blocks * (BLOCK_ROWS * (2 + 2 + 4) * head_dim);
+    if (bytes <= 64 * MIB) return most(1, this->num_heads);
+    const auto times = static_cast<int>(bytes / some_bytes);
+    const int heads = (this->num_heads + times - 1) / times;
+    return least(this->num_heads, most(2, heads));
   }
   MK_HOST_DEVICE int heads_at_once(bool causal) const {
     return heads_at_once(causal, this->num_runs * this->run_blocks);

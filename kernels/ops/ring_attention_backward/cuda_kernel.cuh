@@ -101,8 +101,9 @@ class Consumer {
   }
 
  private:
-  // Tiles are worked out anew behind their products, for which all registers are needed.
+  // Both are read anew behind a tile's products, for which all registers are needed.
   __device__ __forceinline__ int item_now() const { return await_item(smem_.items, cursor_); }
+  __device__ __forceinline__ const KeyTile& tile_now() const { return smem_.producer.tiles[cursor_.slot]; }
 
   // dQ of some blocks, of which every tile has had its turn: this warpgroup's columns.
   __device__ __forceinline__ void round_queries(int chunk) const {
@@ -129,16 +130,15 @@ class Consumer {
   }
 
   __device__ __forceinline__ void compute_keys() {
-    const auto mask = key_mask(params_, key_tiles_of(params_).at(item_now()), warpgroup_);
+    const auto mask = key_mask(params_, tile_now(), warpgroup_);
     float d_keys[NUM_SUMS], d_values[NUM_SUMS];
     core_.add_queries(mask.is_used(), mask, d_keys, d_values);
-    const int number = item_now();
-    const KeyTile tile = key_tiles_of(params_).at(number);
+    const KeyTile tile = tile_now();
     if (tile.step > 0) {
       core_.end_tile();
       store_parts(tile, d_keys, d_values);
       __syncwarp();
-      notes_.add(static_cast<uint64_t>(number));
+      notes_.add(static_cast<uint64_t>(item_now()));
     } else {
       if (params_.comm.nranks > 1) {
         // Before the tile's room is given back: so the producer is never two such tiles ahead.

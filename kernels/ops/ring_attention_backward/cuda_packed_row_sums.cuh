@@ -30,18 +30,13 @@ __device__ __forceinline__ int count_packed_rows(const PackedSlices& slices, int
   return total;
 }
 
-// A warp a block of rows.
+// A CTA a block of rows at a time.
 template <class Element>
 __global__ void __launch_bounds__(32 * ROW_SUM_WARPS)
     packed_row_sums_kernel(const __grid_constant__ PackedRowSumParams params) {
   const RowSumParams& of_sums = params.sums;
   const QueryRowPlaces& places = of_sums.places;
   const int rows = count_packed_rows(params.slices, of_sums.rank);
-  const int64_t index = int64_t{blockIdx.x} * ROW_SUM_WARPS + threadIdx.x / 32;
-  const int head = static_cast<int>(index / places.run_blocks);
-  const int block = static_cast<int>(index - int64_t{head} * places.run_blocks);
-  const int first_row = block * BLOCK_ROWS, num_rows = rows - first_row;
-  if (head >= places.num_query_heads || num_rows <= 0) return;
   HeadRows o = of_sums.o, d_o = of_sums.d_o;
   if (params.heads_first) {
     o.head_bytes = rows * o.row_bytes;
@@ -49,10 +44,17 @@ __global__ void __launch_bounds__(32 * ROW_SUM_WARPS)
   }
   const int bank = bank_of(ptx::ld_relaxed_sys(&of_sums.state->ends.epoch) + 1);
   std::byte* const area = of_sums.area + bank * of_sums.bank_bytes;
-  auto* const sums = reinterpret_cast<float*>(area + places.offset(head, 0, block));
-  if (threadIdx.x % 32 == 0) *reinterpret_cast<uint32_t*>(area + of_sums.query_sums.turn(index)) = 0;
-  const float* const lse = of_sums.lse + int64_t{head} * rows + first_row;
-  sum_block<Element>(o, d_o, of_sums.dim, 0, head, first_row, num_rows, lse, sums);
+#pragma unroll 1
+  for (int64_t index = blockIdx.x; index < places.num_blocks(); index += gridDim.x) {
+    const int head = static_cast<int>(index / places.run_blocks);
+    const int block = static_cast<int>(index - int64_t{head} * places.run_blocks);
+    const int first_row = block * BLOCK_ROWS, num_rows = rows - first_row;
+    if (num_rows <= 0) continue;
+    auto* const sums = reinterpret_cast<float*>(area + places.offset(head, 0, block));
+    if (threadIdx.x == 0) *reinterpret_cast<uint32_t*>(area + of_sums.query_sums.turn(index)) = 0;
+    const float* const lse = of_sums.lse + int64_t{head} * rows + first_row;
+    sum_block<Element>(o, d_o, of_sums.dim, 0, head, first_row, num_rows, lse, sums);
+  }
 }
 
 }  // namespace mk::ring_attention_backward

@@ -16,6 +16,22 @@ using ring_attention::ItemCursor;
 using ring_attention::key_map;
 using ring_attention::wait_barrier;
 
+// What the producer keeps in shared memory: of 24 registers it has none left for that, and those that the
+// compiler puts into local memory come from the L2, for whoever waits for a turn empties the L1 cache.
+struct ProducerState {
+  KeyTile tiles[ring_attention::NUM_ITEMS_AHEAD];  // that items are, for consumers, too
+  KeyTurn turn;                                    // of the tile at hand
+  int turn_before;                                 // a block's
+  int batch, first_head, query_head;
+  int num_left;  // blocks
+  int stage;
+  uint32_t phase;
+  const std::byte* rows;  // what is known of the first block of queries
+  ItemCursor cursor;
+  uint32_t tile_phase;
+  int last_flag;
+};
+
 template <class Config>
 struct CudaStorage {
   // From the producer to the warps that add. It is at most NUM_STAGES ahead of the blocks that consumers are
@@ -25,6 +41,7 @@ struct CudaStorage {
   JointGradientStorage<Config> attention;
   JointGradientBarriers joint;
   ring_attention::ItemQueue items;
+  ProducerState producer;
   // While a CTA pushes, its pieces pass through the room of what streams.
   ring_attention::KeyPushStorage push;
   // A tile of own keys: the parts of the other ranks are there.
@@ -39,6 +56,10 @@ __device__ __forceinline__ void storage_init(CudaStorage<Config>& smem) {
   attention_gradient_init(smem.attention);
   joint_gradient_init<Config>(smem.joint);
   item_queue_init(smem.items, Config::NUM_CONSUMER_WARPS);
+  smem.producer.cursor = {};
+  smem.producer.tile_phase = smem.producer.phase = 0;
+  smem.producer.stage = 0;
+  smem.producer.last_flag = -1;
   key_push_init(smem.push);
   ptx::mbarrier_init(&smem.parts_full, 1);
   push_signals_init(smem.stored);
@@ -54,31 +75,32 @@ class Producer {
   using Storage = CudaStorage<Config>;
 
   __device__ Producer(const RankLaunch& launch, const Params& params, Storage& smem)
-      : launch_(launch), params_(params), smem_(smem), attention_(smem.attention) {}
+      : launch_(launch), params_(params), smem_(smem), state_(smem.producer), attention_(smem.attention) {}
 
   __device__ __forceinline__ void run() {
     prefetch_maps(params_);
+    state_.rows = launch_.area(params_.comm.rank, params_.panels.row_places().offset(0));
     const int num_tiles = params_.num_key_tiles;
     const int num_items = num_tiles + num_query_chunks(params_);
-    ItemCursor cursor;
     int item;
     // None is taken ahead: a tile that is begun late holds up all behind it.
     while ((item = take()) < num_items) {
       if (item >= num_tiles) {
         await_whole(item - num_tiles);
-        put_item(smem_.items, cursor, item);
+        put_item(smem_.items, state_.cursor, item);
         continue;
       }
       const auto tiles = key_tiles_of(params_);
       const KeyTile tile = tiles.at(item);
       if (!tiles.is_seen(tile)) continue;
-      put_item(smem_.items, cursor, item);
+      const int slot = state_.cursor.slot;
+      put_item(smem_.items, state_.cursor, item, [&] { state_.tiles[slot] = tile; });
       const Tracer tracer(params_.comm.trace, TRACE_LOAD);
       tracer.begin(TraceKind::load, item);
-      load(tile);
+      load(state_.tiles[slot]);
       tracer.end();
     }
-    put_item(smem_.items, cursor, -1);
+    put_item(smem_.items, state_.cursor, -1);
     smem_.turns.end();
   }
 
@@ -91,15 +113,23 @@ class Producer {
   __device__ __forceinline__ void await_whole(int chunk) const {
     for_each_block(params_, chunk, [&](const QueryBlock& block, int64_t number) {
       const auto tiles = key_tiles_of(params_);
-      await_turn(launch_, params_, number, turns_of(tiles).last(block));
+      const int key_head = block.head / (params_.tiles.heads / params_.tiles.kv_heads);
+      await_turn(launch_, params_, number, turns_of(tiles).last(key_head, block));
     });
   }
 
   // Keys and values, then queries and dO past them.
   __device__ __forceinline__ void load(const KeyTile& tile) {
-    const int batch = tile.head / params_.tiles.kv_heads;
     const int group = params_.tiles.heads / params_.tiles.kv_heads;
-    const int first_head = (tile.head - batch * params_.tiles.kv_heads) * group;
+    state_.batch = tile.head / params_.tiles.kv_heads;
+    state_.first_head = (tile.head - state_.batch * params_.tiles.kv_heads) * group;
+    state_.query_head = tile.head * group;
+    const auto tiles = key_tiles_of(params_);
+    const auto turns = turns_of(tiles);
+    state_.turn = turns.of(tile);
+    const QueryRowPlaces places = params_.panels.row_places();
+    auto walk = query_walk(params_, group, tile);
+    state_.num_left = walk.count();
     const int first_block = tile.index * TILE_BLOCKS;
     if (tile.step > 0) await_keys(tile.step, tile.head, tile.run, first_block);
     const int num_blocks = blocks_of(tile.num_rows);
@@ -109,28 +139,18 @@ class Producer {
       load_keys(attention_.tile[block], &attention_.tile_full, tile.step, tile.head, tile.run,
                 first_block + block);
     }
-    const auto tiles = key_tiles_of(params_);
-    const auto turns = turns_of(tiles);
-    const int turn = turns.of(tile);
-    const QueryRowPlaces places = params_.panels.row_places();
-    auto walk = query_walk(params_, group, tile);
-    int num_left = walk.count();
     typename decltype(walk)::Block block;
-    int turn_before = 0;
     while (walk.next(&block)) {
-      if (block.head == 0) turn_before = turns.before(tile, turn, block);
-      const int head = first_head + block.head;
-      const int query_head = batch * params_.tiles.heads + head;
-      const QueryTurn of_block = {static_cast<int>(places.number(query_head, block.run, block.index)),
-                                  turn_before, turn};
-      begin_stage(streamed(block, --num_left), of_block);
-      uint64_t* const full = &attention_.stream_full[stage_];
-      load_rows(attention_.stream[stage_], full, query_map(params_, false), query_map(params_, true), block.row,
-                head, batch);
-      ptx::cp_async_bulk_shared_global(
-          attention_.rows[stage_],
-          launch_.area(params_.comm.rank, places.offset(query_head, block.run, block.index)),
-          GradientPanels::ROW_BYTES, full);
+      if (block.head == 0) state_.turn_before = turns.before(tile, state_.turn, block);
+      const int64_t number = places.number(state_.query_head + block.head, block.run, block.index);
+      begin_stage(streamed(block, --state_.num_left),
+                  {static_cast<int>(number), state_.turn_before, state_.turn.number});
+      uint64_t* const full = &attention_.stream_full[state_.stage];
+      load_rows(attention_.stream[state_.stage], full, query_map(params_, false), query_map(params_, true),
+                block.row, state_.first_head + block.head, state_.batch);
+      ptx::cp_async_bulk_shared_global(attention_.rows[state_.stage],
+                                       state_.rows + number * GradientPanels::ROW_BYTES,
+                                       GradientPanels::ROW_BYTES, full);
       advance();
     }
     if (tile.step == 0 && params_.comm.nranks > 1) {
@@ -140,21 +160,21 @@ class Producer {
   }
 
   __device__ __forceinline__ void begin_tile(int num_blocks) {
-    wait_barrier(&attention_.tile_empty, tile_phase_ ^ 1);
-    tile_phase_ ^= 1;
+    wait_barrier(&attention_.tile_empty, state_.tile_phase ^ 1);
+    state_.tile_phase ^= 1;
     ptx::mbarrier_arrive_expect_tx(&attention_.tile_full, num_blocks * Config::PAIR_BYTES);
   }
   __device__ __forceinline__ void begin_stage(const StreamedBlock& block, const QueryTurn& turn) {
-    wait_barrier(&attention_.stream_empty[stage_], phase_ ^ 1);
-    attention_.blocks[stage_] = block;
+    wait_barrier(&attention_.stream_empty[state_.stage], state_.phase ^ 1);
+    attention_.blocks[state_.stage] = block;
     smem_.turns.put(turn);
-    ptx::mbarrier_arrive_expect_tx(&attention_.stream_full[stage_],
+    ptx::mbarrier_arrive_expect_tx(&attention_.stream_full[state_.stage],
                                    Config::PAIR_BYTES + GradientPanels::ROW_BYTES);
   }
   __device__ __forceinline__ void advance() {
-    if (++stage_ == Config::NUM_STAGES) {
-      stage_ = 0;
-      phase_ ^= 1;
+    if (++state_.stage == Config::NUM_STAGES) {
+      state_.stage = 0;
+      state_.phase ^= 1;
     }
   }
 
@@ -190,8 +210,8 @@ class Producer {
   __device__ __forceinline__ void await_keys(int step, int head, int run, int block) {
     const int flag =
         params_.panels.flag(slot_of(params_, step), head, run, block / params_.panels.panel_blocks);
-    if (flag == last_flag_) return;
-    last_flag_ = flag;
+    if (flag == state_.last_flag) return;
+    state_.last_flag = flag;
     launch_.wait_flag(flag, DeviceRole::compute, DeviceObject::chunk, source_of(params_, step), flag);
     // TMA is another proxy than the loads that saw the flag.
     ptx::fence_proxy_async_global();
@@ -211,11 +231,8 @@ class Producer {
   const RankLaunch& launch_;
   const Params& params_;
   Storage& smem_;
+  ProducerState& state_;
   JointGradientStorage<Config>& attention_;
-  uint32_t tile_phase_ = 0;
-  int stage_ = 0;
-  uint32_t phase_ = 0;
-  int last_flag_ = -1;
 };
 
 }  // namespace mk::ring_attention_backward

@@ -50,13 +50,17 @@ struct QueryTurns {
   }
 };
 
-// Blocks of queries are rounded some at a time.
-constexpr int CHUNK_BLOCKS = 8;
+// Blocks of queries are rounded some at a time: fewer where there are few, so that every CTA has some.
+__device__ __forceinline__ int chunk_blocks(int64_t num_blocks) {
+  constexpr int MOST_BLOCKS = 8, CHUNKS = 512;
+  return num_blocks >= MOST_BLOCKS * CHUNKS ? MOST_BLOCKS : most(1, static_cast<int>(num_blocks) / CHUNKS);
+}
 
 template <class Params>
 __device__ __forceinline__ int num_query_chunks(const Params& params) {
   const int64_t num_blocks = params.panels.row_places().num_blocks();
-  return static_cast<int>((num_blocks + CHUNK_BLOCKS - 1) / CHUNK_BLOCKS);
+  const int of_chunk = chunk_blocks(num_blocks);
+  return static_cast<int>((num_blocks + of_chunk - 1) / of_chunk);
 }
 
 // use(block, its number) of those of a chunk that there are; block.head is of all batches.
@@ -65,9 +69,10 @@ __device__ __forceinline__ void for_each_block(const Params& params, int chunk, 
   const QueryRowPlaces places = params.panels.row_places();
   const auto& slices = params.tiles.slices;
   const int rank = params.comm.rank;
+  const int of_chunk = chunk_blocks(places.num_blocks());
 #pragma unroll 1
-  for (int i = 0; i < CHUNK_BLOCKS; ++i) {
-    const int number = chunk * CHUNK_BLOCKS + i;
+  for (int i = 0; i < of_chunk; ++i) {
+    const int number = chunk * of_chunk + i;
     if (number >= places.num_blocks()) return;
     const int of_run = number / places.run_blocks;
     const int index = number - of_run * places.run_blocks;

@@ -12,7 +12,8 @@
 
 namespace mk::ring_attention_backward {
 
-constexpr int ROW_SUM_WARPS = 8;  // of a CTA
+constexpr int ROW_SUM_WARPS = 8;      // of a CTA
+constexpr int MOST_ROW_SUM_CTAS = 8;  // of an SM
 
 // The sum of products of 8 pairs of elements.
 template <class Element>
@@ -25,61 +26,60 @@ __device__ __forceinline__ float dot8(const uint4& a, const uint4& b) {
   return sum;
 }
 
-// By a warp, 16 lanes a row: the sums of a block of rows, of which there are `num_rows`: perhaps none, or too
-// many.
+// By all warps of a CTA, 16 lanes a row: the sums of a block of rows, of which there are `num_rows`: perhaps
+// none, or too many.
 template <class Element>
 __device__ __forceinline__ void sum_block(const HeadRows& o, const HeadRows& d_o, int dim, int batch, int head,
                                           int first_row, int num_rows, const float* lse, float* sums) {
-  constexpr int LANES = 16, ROWS = 4;  // rows at a time of a half warp: their loads are in flight together
-  const int lane = threadIdx.x % LANES, half = threadIdx.x % 32 / LANES;
+  constexpr int LANES = 16, ROWS = BLOCK_ROWS / (2 * ROW_SUM_WARPS);
+  const int lane = threadIdx.x % LANES, first = static_cast<int>(threadIdx.x) / LANES * ROWS;
   const bool has_columns = lane * 8 < dim;
-#pragma unroll 1
-  for (int first = half * ROWS; first < BLOCK_ROWS; first += 2 * ROWS) {
-    uint4 outputs[ROWS], d_outputs[ROWS];
+  uint4 outputs[ROWS], d_outputs[ROWS];
 #pragma unroll
-    for (int i = 0; i < ROWS; ++i) {
-      outputs[i] = d_outputs[i] = make_uint4(0, 0, 0, 0);
-      if (has_columns && first + i < num_rows) {
-        const int64_t row = first_row + first + i;
-        outputs[i] = *reinterpret_cast<const uint4*>(o.at(batch, head, row) + lane * 16);
-        d_outputs[i] = *reinterpret_cast<const uint4*>(d_o.at(batch, head, row) + lane * 16);
-      }
+  for (int i = 0; i < ROWS; ++i) {
+    outputs[i] = d_outputs[i] = make_uint4(0, 0, 0, 0);
+    if (has_columns && first + i < num_rows) {
+      const int64_t row = first_row + first + i;
+      outputs[i] = *reinterpret_cast<const uint4*>(o.at(batch, head, row) + lane * 16);
+      d_outputs[i] = *reinterpret_cast<const uint4*>(d_o.at(batch, head, row) + lane * 16);
     }
+  }
 #pragma unroll
-    for (int i = 0; i < ROWS; ++i) {
-      float sum = dot8<Element>(outputs[i], d_outputs[i]);
+  for (int i = 0; i < ROWS; ++i) {
+    float sum = dot8<Element>(outputs[i], d_outputs[i]);
 #pragma unroll
-      for (int distance = LANES / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
-      if (lane == 0) {
-        const bool is_row = first + i < num_rows;
-        const float row_lse = is_row ? lse[first + i] : -INFINITY;
-        sums[first + i] = row_lse == -INFINITY ? INFINITY : row_lse;
-        sums[BLOCK_ROWS + first + i] = sum;
-      }
+    for (int distance = LANES / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
+    if (lane == 0) {
+      const bool is_row = first + i < num_rows;
+      const float row_lse = is_row ? lse[first + i] : -INFINITY;
+      sums[first + i] = row_lse == -INFINITY ? INFINITY : row_lse;
+      sums[BLOCK_ROWS + first + i] = sum;
     }
   }
 }
 
-// A warp a block of rows.
+// A CTA a block of rows at a time.
 template <class Element>
 __global__ void __launch_bounds__(32 * ROW_SUM_WARPS)
     row_sums_kernel(const __grid_constant__ RowSumParams params) {
   const QueryRowPlaces& places = params.places;
-  const int64_t index = int64_t{blockIdx.x} * ROW_SUM_WARPS + threadIdx.x / 32;
-  const int64_t of_head = int64_t{places.num_runs} * places.run_blocks;
-  if (index >= of_head * places.num_query_heads) return;
-  const int query_head = static_cast<int>(index / of_head);
-  const int run = static_cast<int>((index - query_head * of_head) / places.run_blocks);
-  const int block = static_cast<int>(index - query_head * of_head) - run * places.run_blocks;
-  const int batch = query_head / params.heads, head = query_head - batch * params.heads;
-  const int num_rows = params.slices.count(params.rank, run) - block * BLOCK_ROWS;  // perhaps none, or too many
-  const int first_row = params.slices.first_row(params.rank, run) + block * BLOCK_ROWS;
   const int bank = bank_of(ptx::ld_relaxed_sys(&params.state->ends.epoch) + 1);
   std::byte* const area = params.area + bank * params.bank_bytes;
-  auto* const sums = reinterpret_cast<float*>(area + places.offset(query_head, run, block));
-  if (threadIdx.x % 32 == 0) *reinterpret_cast<uint32_t*>(area + params.query_sums.turn(index)) = 0;
-  const float* const lse = params.lse + int64_t{query_head} * params.slices.rows(params.rank) + first_row;
-  sum_block<Element>(params.o, params.d_o, params.dim, batch, head, first_row, num_rows, lse, sums);
+  const int64_t of_head = int64_t{places.num_runs} * places.run_blocks;
+#pragma unroll 1
+  for (int64_t index = blockIdx.x; index < places.num_blocks(); index += gridDim.x) {
+    const int query_head = static_cast<int>(index / of_head);
+    const int run = static_cast<int>((index - query_head * of_head) / places.run_blocks);
+    const int block = static_cast<int>(index - query_head * of_head) - run * places.run_blocks;
+    const int batch = query_head / params.heads, head = query_head - batch * params.heads;
+    const int num_rows =
+        params.slices.count(params.rank, run) - block * BLOCK_ROWS;  // perhaps none, or too many
+    const int first_row = params.slices.first_row(params.rank, run) + block * BLOCK_ROWS;
+    auto* const sums = reinterpret_cast<float*>(area + places.offset(query_head, run, block));
+    if (threadIdx.x == 0) *reinterpret_cast<uint32_t*>(area + params.query_sums.turn(index)) = 0;
+    const float* const lse = params.lse + int64_t{query_head} * params.slices.rows(params.rank) + first_row;
+    sum_block<Element>(params.o, params.d_o, params.dim, batch, head, first_row, num_rows, lse, sums);
+  }
 }
 
 }  // namespace mk::ring_attention_backward

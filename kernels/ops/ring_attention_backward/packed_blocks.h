@@ -137,20 +137,20 @@ template <class Order>
 struct PackedKeyTurnsOf {
   const PackedKeyTilesOf<Order>& tiles;
 
-  MK_HOST_DEVICE int of(const KeyTile& tile) const {
+  MK_HOST_DEVICE KeyTurn of(const KeyTile& tile) const {
     const int nranks = tiles.slices.nranks;
     int turn = tile.index + 1;
     for (int step = tiles.order.first_step(nranks); step != tile.step;
          step = tiles.order.next_step(step, nranks)) {
       turn += tiles.tiles_of_step(step);
     }
-    return turn;
+    return {turn, {turn - 1, turn - 1}, 0};
   }
-  MK_HOST_DEVICE int before(const KeyTile& tile, int turn, const PackedQueryBlock& block) const {
-    return block.sees_tile_before ? turn - 1 : last_before(tile.step, tile.index, turn, block);
+  MK_HOST_DEVICE int before(const KeyTile& tile, const KeyTurn& turn, const PackedQueryBlock& block) const {
+    return block.sees_tile_before ? turn.number - 1 : last_before(tile.step, tile.index, turn.number, block);
   }
   // That of own keys: the last query sees them up to itself, or to its sequence's end.
-  MK_HOST_DEVICE int last(const QueryBlock& block) const {
+  MK_HOST_DEVICE int last(int, const QueryBlock& block) const {
     const PackedSlices& slices = tiles.slices;
     const int own = tiles.order.own(), query = block.row + block.num_rows - 1;
     const int end = slices.causal ? query + 1 : slices.rows_of(own, slices.sequence_of(own, query)).end;
