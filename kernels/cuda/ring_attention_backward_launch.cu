@@ -64,8 +64,7 @@ cudaError_t launch_row_sums(const RingAttentionCall& call, const RingAttentionBa
   params.d_o = head_rows(call, call.d_o, call.heads, rows);
   params.lse = call.forward_lse;
   cudaLaunchConfig_t config{};
-  config.gridDim =
-      dim3(static_cast<unsigned>(std::min<int64_t>(num_blocks, MOST_ROW_SUM_CTAS * plan.plan.compute_ctas)));
+  config.gridDim = dim3(static_cast<unsigned>(std::min<int64_t>(num_blocks, MOST_ROW_SUM_CTAS)));
   config.blockDim = dim3(32 * ROW_SUM_WARPS);
   config.stream = stream;
   const bool is_fp16 = call.dtype == MK_DTYPE_FP16;

@@ -215,13 +215,14 @@ TEST_CASE("as many heads are in turn as share what the L2 holds, all of them if 
   call.op = MK_OPERATOR_RING_ATTENTION_BACKWARD;
   call.batch = 1;
   call.dim = 128;
-  const auto heads_of = [&](int64_t batch, int64_t seq, int64_t heads, int64_t kv_heads, mk_causal_t causal) {
+  const auto heads_of = [&](int64_t batch, int64_t seq, int64_t heads, int64_t kv_heads, mk_causal_t causal,
+                            int nranks = 1) {
     call.batch = batch;
     call.seq = seq;
     call.heads = heads;
     call.kv_heads = kv_heads;
     call.causal = causal;
-    return ring_attention_backward_plan(call, 0, 1, 132)->key_tiles.heads_at_once;
+    return ring_attention_backward_plan(call, 0, nranks, 132)->key_tiles.heads_at_once;
   };
   CHECK(heads_of(1, 4096, 16, 16, MK_CAUSAL_NONE) == 16);  // 64 MiB
   CHECK(heads_of(1, 4097, 16, 16, MK_CAUSAL_NONE) == 8);
@@ -233,6 +234,10 @@ TEST_CASE("as many heads are in turn as share what the L2 holds, all of them if 
   CHECK(heads_of(4, 12288, 16, 4, MK_CAUSAL_CONTIGUOUS) == 2);  // a fourth of them, but at least two
   CHECK(heads_of(1, 98304, 8, 8, MK_CAUSAL_NONE) == 2);
   CHECK(heads_of(1, 98304, 1, 1, MK_CAUSAL_NONE) == 1);
+  CHECK(heads_of(4, 2048, 16, 16, MK_CAUSAL_NONE, 4) == 16);  // keys arrive head by head
+  CHECK(heads_of(1, 2048, 4, 4, MK_CAUSAL_NONE, 4) == 4);
+  CHECK(heads_of(4, 24576, 16, 16, MK_CAUSAL_NONE, 4) == 4);
+  CHECK(heads_of(4, 24576, 16, 16, MK_CAUSAL_ZIGZAG, 4) == 8);
 }
 
 TEST_CASE("a tile's place among folded ones is found again, and long and short ones are in turn") {

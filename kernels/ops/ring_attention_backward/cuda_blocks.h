@@ -339,15 +339,18 @@ struct GradientPanelsOf : Panels {
   // Key heads whose tiles are handed out in turn. Tiles of one head begin one after the other, a turn apart:
   // the more heads, the fewer wait for each other. But what their tiles share, queries, dO and dQ, is to stay
   // in the L2: about 24 MiB, and of causal tiles, which use a part of it at a time, 48 MiB. If all heads share
-  // no more than 64 MiB, all are in turn. `blocks`: of a query head, that the same tiles see.
+  // no more than 64 MiB, all are in turn; but between ranks at most 16, for keys arrive head by head.
+  // `blocks`: of a query head, that the same tiles see.
   MK_HOST_DEVICE int heads_at_once(bool causal, int blocks) const {
     constexpr int64_t MIB = 1 << 20;
     const int64_t some_bytes = (causal ? 48 : 24) * MIB;
     const int64_t bytes = int64_t{num_query_heads} * blocks * (BLOCK_ROWS * (2 + 2 + 4) * head_dim);
-    if (bytes <= 64 * MIB) return most(1, this->num_heads);
-    const auto times = static_cast<int>(bytes / some_bytes);
+    const bool is_alone = this->nranks == 1;
+    if (is_alone && bytes <= 64 * MIB) return most(1, this->num_heads);
+    const int least_times = is_alone ? 1 : (this->num_heads + 15) / 16;
+    const int times = most(most(1, least_times), static_cast<int>(bytes / some_bytes));
     const int heads = (this->num_heads + times - 1) / times;
-    return least(this->num_heads, most(2, heads));
+    return most(1, least(this->num_heads, most(2, heads)));
   }
   MK_HOST_DEVICE int heads_at_once(bool causal) const {
     return heads_at_once(causal, this->num_runs * this->run_blocks);

@@ -12,8 +12,8 @@
 
 namespace mk::ring_attention_backward {
 
-constexpr int ROW_SUM_WARPS = 8;      // of a CTA
-constexpr int MOST_ROW_SUM_CTAS = 8;  // of an SM
+constexpr int ROW_SUM_WARPS = 8;         // of a CTA
+constexpr int MOST_ROW_SUM_CTAS = 1024;  // about what SMs hold at a time
 
 // The sum of products of 8 pairs of elements.
 template <class Element>
