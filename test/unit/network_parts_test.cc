@@ -13,6 +13,7 @@
 
 #include "kernels/cuda/ring_attention_backward_plan.h"
 #include "kernels/topology_arrays.h"
+#include "key_turns.h"
 #include "part_exchange.h"
 #include "test/support/catch.h"
 #include "transport/command.h"
@@ -150,6 +151,23 @@ TEST_CASE("tiles of keys are those of one node, the farthest ranks' first and th
         REQUIRE(tiles.source(0) == member.order.rank_at[0]);
         REQUIRE(seen == expected);
         REQUIRE(member.plan.num_key_tiles == tiles.size());
+      }
+    }
+  }
+}
+
+TEST_CASE("between nodes, too, tiles have turns in the order in which they are handed out") {
+  for (const Nodes& nodes : LAYOUTS) {
+    for (const mk_causal_t causal : {MK_CAUSAL_NONE, MK_CAUSAL_CONTIGUOUS, MK_CAUSAL_ZIGZAG}) {
+      for (const int64_t seq : {5, 1500, 2030}) {
+        const RingAttentionCall call = make_call(seq, causal);
+        for (const Member& member : make_members(call, nodes)) {
+          auto tiles = member.key_tiles();
+          for (const int heads : {1, 2, 6}) {
+            tiles.heads_at_once = heads;
+            check_turns(tiles, member.order.rank_at[0], call.heads / call.kv_heads);
+          }
+        }
       }
     }
   }

@@ -11,6 +11,7 @@
 #include "../support/catch.h"
 #include "kernels/cuda/ring_attention_backward_plan.h"
 #include "kernels/ops/ring_attention/schedule.h"
+#include "key_turns.h"
 
 using namespace mk;
 using namespace mk::ring_attention_backward;
@@ -149,45 +150,12 @@ TEST_CASE("a tile of keys takes every query that sees one of them once, the last
   }
 }
 
-// Each tile finds the turn that it waits for to be the last that the block has had: in the order in which tiles
-// are handed out nobody waits for one that comes later, and nobody is passed over.
 TEST_CASE("tiles have turns with each block of queries in the order in which they are handed out") {
   std::mt19937_64 random(4);
   for (int round = 0; round < 150; ++round) {
     const Cut cut(random);
     const int rank = static_cast<int>(random() % static_cast<uint64_t>(cut.nranks));
-    const RingAttentionBackwardPlan& plan = cut.plans[static_cast<size_t>(rank)];
-    const KeyTiles tiles = cut.tiles_of_few_heads(rank, random);
-    const auto turns = turns_of(tiles);
-    const int group = cut.call.heads / cut.call.kv_heads;
-    std::map<std::tuple<int, int, int>, int> last;  // of each query head, run and block
-    for (int number = 0; number < tiles.size(); ++number) {
-      const KeyTile tile = tiles.at(number);
-      const KeyTurn turn = turns.of(tile);
-      QueryBlockWalk walk(tiles.slices, rank, group, tile.position);
-      for (QueryBlock block; walk.next(&block);) {
-        int& had = last[{tile.head * group + block.head, block.run, block.index}];
-        REQUIRE(turns.before(tile, turn, block) == had);
-        REQUIRE(turn.number > had);
-        had = turn.number;
-      }
-    }
-    for (int run = 0; run < tiles.slices.num_runs(); ++run) {
-      const int count = tiles.slices.count(rank, run);
-      for (int block = 0; block * BLOCK_ROWS < count; ++block) {
-        const int from = block * BLOCK_ROWS;
-        const QueryBlock queries = {0,
-                                    run,
-                                    block,
-                                    tiles.slices.first_row(rank, run) + from,
-                                    tiles.slices.begin(rank, run) + from,
-                                    std::min(BLOCK_ROWS, count - from)};
-        for (int head = 0; head < plan.panels.num_query_heads; ++head) {
-          REQUIRE(last.count({head, run, block}) == 1);
-          REQUIRE(turns.last(head / group, queries) == (last[{head, run, block}]));
-        }
-      }
-    }
+    test::check_turns(cut.tiles_of_few_heads(rank, random), rank, cut.call.heads / cut.call.kv_heads);
   }
 }
 
