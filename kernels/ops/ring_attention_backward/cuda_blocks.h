@@ -174,10 +174,9 @@ struct KeyTurnsOf {
     const int before = block.run == 0 ? turn.before[0] : turn.before[1];
     return turn.key_before < block.position + block.num_rows ? before : before - 1;
   }
-  // The last of all of a key head with a block.
+  // The last of all of a key head with a block, which sees own keys.
   MK_HOST_DEVICE int last(int head, const QueryBlock& block) const {
-    const int end = visible_end(block), seen = num_seen(0, end);
-    if (seen == 0) return last_before(0, block.run);
+    const int seen = num_seen(0, tiles.slices.visible_end(block.position + block.num_rows - 1));
     const int count = tiles.tiles_of_step(0);
     int turn = seen;
     if (tiles.is_folded(0, head)) turn = seen > (count + 1) / 2 ? count : 2 * seen - 1;
@@ -186,9 +185,6 @@ struct KeyTurnsOf {
   }
 
  private:
-  MK_HOST_DEVICE int visible_end(const QueryBlock& block) const {
-    return tiles.slices.visible_end(block.position + block.num_rows - 1);
-  }
   // Of a step's tiles of a head those with keys before `end`.
   MK_HOST_DEVICE int num_seen(int step, int end) const {
     const CudaSlices& slices = tiles.slices;
@@ -347,8 +343,8 @@ struct GradientPanelsOf : Panels {
     const int64_t bytes = int64_t{num_query_heads} * blocks * (BLOCK_ROWS * (2 + 2 + 4) * head_dim);
     const bool is_alone = this->nranks == 1;
     if (is_alone && bytes <= 64 * MIB) return most(1, this->num_heads);
-    const int least_times = is_alone ? 1 : (this->num_heads + 15) / 16;
-    const int times = most(most(1, least_times), static_cast<int>(bytes / some_bytes));
+    int times = most(1, static_cast<int>(bytes / some_bytes));
+    if (!is_alone) times = most(times, (this->num_heads + 15) / 16);
     const int heads = (this->num_heads + times - 1) / times;
     return most(1, least(this->num_heads, most(2, heads)));
   }
