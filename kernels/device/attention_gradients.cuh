@@ -22,13 +22,16 @@
 
 namespace mk {
 
-// HEAD_DIM is 64 or 128; smaller heads are padded with zeros by TMA.
-template <int HEAD_DIM_, int NUM_STAGES_, class Element_>
+// HEAD_DIM is 64 or 128; smaller heads are padded with zeros by TMA. With fewer stages of dO than of queries
+// each has barriers of its own.
+template <int HEAD_DIM_, int NUM_STAGES_, class Element_, int NUM_D_O_STAGES_ = NUM_STAGES_>
 struct AttentionGradientConfig {
   using Element = Element_;
   static constexpr int HEAD_DIM = HEAD_DIM_;
   static constexpr int BLOCK_N = 64;  // rows that stream past, and of a warpgroup
   static constexpr int NUM_STAGES = NUM_STAGES_;
+  static constexpr int NUM_D_O_STAGES = NUM_D_O_STAGES_;
+  static constexpr bool ARE_PAIRS = NUM_D_O_STAGES == NUM_STAGES;
   static constexpr int NUM_CONSUMER_WARPGROUPS = 2;
   static constexpr int NUM_CONSUMER_WARPS = 4 * NUM_CONSUMER_WARPGROUPS;
   static constexpr int BLOCK_M = BLOCK_N * NUM_CONSUMER_WARPGROUPS;
@@ -51,12 +54,14 @@ struct StreamedBlock {
 template <class Config>
 struct alignas(1024) AttentionGradientStorage {
   uint8_t tile[Config::NUM_CONSUMER_WARPGROUPS][Config::PAIR_BYTES];
-  uint8_t stream[Config::NUM_STAGES][Config::PAIR_BYTES];
+  uint8_t queries[Config::NUM_STAGES][Config::KEY_BYTES];
+  uint8_t d_outputs[Config::NUM_D_O_STAGES][Config::KEY_BYTES];
   // Of queries that stream past: lse, then delta.
   float rows[Config::NUM_STAGES][2][Config::BLOCK_N];
   StreamedBlock blocks[Config::NUM_STAGES];
   uint64_t tile_full, tile_empty;
   uint64_t stream_full[Config::NUM_STAGES], stream_empty[Config::NUM_STAGES];
+  uint64_t d_outputs_full[Config::NUM_D_O_STAGES], d_outputs_empty[Config::NUM_D_O_STAGES];  // unless in pairs
 };
 
 // By one thread of the CTA; a fence.mbarrier_init and a CTA-wide barrier must follow.
@@ -67,6 +72,10 @@ __device__ __forceinline__ void attention_gradient_init(AttentionGradientStorage
   for (int stage = 0; stage < Config::NUM_STAGES; ++stage) {
     ptx::mbarrier_init(&smem.stream_full[stage], 1);
     ptx::mbarrier_init(&smem.stream_empty[stage], Config::NUM_CONSUMER_WARPS);
+  }
+  for (int stage = 0; stage < Config::NUM_D_O_STAGES; ++stage) {
+    ptx::mbarrier_init(&smem.d_outputs_full[stage], 1);
+    ptx::mbarrier_init(&smem.d_outputs_empty[stage], Config::NUM_CONSUMER_WARPS);
   }
 }
 
@@ -84,7 +93,8 @@ class AttentionGradientConsumer {
       : smem_(smem),
         scale_(scale),
         tile_(ptx::smem_address(smem.tile[warpgroup]) >> 4),
-        stream_(ptx::smem_address(smem.stream[0]) >> 4) {}
+        queries_(ptx::smem_address(smem.queries[0]) >> 4),
+        d_outputs_(ptx::smem_address(smem.d_outputs[0]) >> 4) {}
 
   // The tile's room may be filled again.
   __device__ __forceinline__ void end_tile() { release(smem_.tile_empty); }
@@ -97,17 +107,31 @@ class AttentionGradientConsumer {
   static __device__ __forceinline__ void release(uint64_t& barrier) {
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&barrier);
   }
-  // A stage. What was read of its rows by plain loads, TMA overwrites.
-  __device__ __forceinline__ void release_stage(int stage) {
+  // This block's stages. What was read of its rows by plain loads, TMA overwrites.
+  __device__ __forceinline__ void release_stage() {
     ptx::fence_proxy_async_shared_cta();
     __syncwarp();
-    release(smem_.stream_empty[stage]);
+    release(smem_.stream_empty[stage_]);
+    if constexpr (!Config::ARE_PAIRS) release(smem_.d_outputs_empty[d_outputs_stage()]);
   }
   __device__ __forceinline__ void advance() {
     if (++stage_ == Config::NUM_STAGES) {
       stage_ = 0;
       phase_ ^= 1;
     }
+    if constexpr (!Config::ARE_PAIRS) {
+      if (++d_outputs_stage_ == Config::NUM_D_O_STAGES) {
+        d_outputs_stage_ = 0;
+        d_outputs_phase_ ^= 1;
+      }
+    }
+  }
+  __device__ __forceinline__ int d_outputs_stage() const {
+    return Config::ARE_PAIRS ? stage_ : d_outputs_stage_;
+  }
+  __device__ __forceinline__ void await_queries() const { wait(&smem_.stream_full[stage_], phase_); }
+  __device__ __forceinline__ void await_d_outputs() const {
+    if constexpr (!Config::ARE_PAIRS) wait(&smem_.d_outputs_full[d_outputs_stage_], d_outputs_phase_);
   }
   __device__ __forceinline__ void begin_tile() {
     wait(&smem_.tile_full, tile_phase_);
@@ -119,35 +143,41 @@ class AttentionGradientConsumer {
     return ptx::wgmma_descriptor_swizzle_128b(0, Config::KEY_COLUMN_BYTES, 1024) | low;
   }
 
-  // The tile's rows by those of this stage, on their way: of the first tensors, of the second.
-  __device__ __forceinline__ void multiply_first(float (&weights)[NUM_WEIGHTS]) const {
-    wait(&smem_.stream_full[stage_], phase_);
-    multiply_tensors(0, weights);
+  // Addresses / 16 of this block's rows.
+  __device__ __forceinline__ uint32_t queries() const { return queries_ + stage_ * (Config::KEY_BYTES >> 4); }
+  __device__ __forceinline__ uint32_t d_outputs() const {
+    return d_outputs_ + d_outputs_stage() * (Config::KEY_BYTES >> 4);
   }
-  __device__ __forceinline__ void multiply_second(float (&d_weights)[NUM_WEIGHTS]) const {
-    multiply_tensors(Config::KEY_BYTES, d_weights);
+
+  // The tile's rows by those of this block, on their way: keys by queries, values by dO.
+  __device__ __forceinline__ void multiply_queries(float (&weights)[NUM_WEIGHTS]) const {
+    await_queries();
+    multiply_tensors(0, queries(), weights);
   }
-  __device__ __forceinline__ void multiply_tensors(int offset_bytes, float (&products)[NUM_WEIGHTS]) const {
+  __device__ __forceinline__ void multiply_d_outputs(float (&d_weights)[NUM_WEIGHTS]) const {
+    await_d_outputs();
+    multiply_tensors(Config::KEY_BYTES, d_outputs(), d_weights);
+  }
+  __device__ __forceinline__ void multiply_tensors(int offset_bytes, uint32_t stream,
+                                                   float (&products)[NUM_WEIGHTS]) const {
     uint32_t tile = tile_;
-    const uint32_t stream = stream_ + stage_ * (Config::PAIR_BYTES >> 4);
     ptx::forget(tile);
     ptx::wgmma_fence();
 #pragma unroll
     for (int k16 = 0; k16 < Config::HEAD_DIM / 16; ++k16) {
-      const int at = (offset_bytes >> 4) + k16 / 4 * (Config::KEY_COLUMN_BYTES >> 4) + k16 % 4 * (32 >> 4);
-      ptx::wgmma_mma_async_k16<Element, 0, 0>(products, descriptor(tile + at), descriptor(stream + at),
-                                              k16 > 0);
+      const int at = k16 / 4 * (Config::KEY_COLUMN_BYTES >> 4) + k16 % 4 * (32 >> 4);
+      ptx::wgmma_mma_async_k16<Element, 0, 0>(products, descriptor(tile + (offset_bytes >> 4) + at),
+                                              descriptor(stream + at), k16 > 0);
     }
     ptx::wgmma_commit_group();
   }
 
-  // sums += operand by the stage's first tensor (offset 0) or second (offset KEY_BYTES), on its way.
-  __device__ __forceinline__ void accumulate(uint32_t (&operand)[NUM_WEIGHTS / 2], int offset_bytes,
+  // sums += operand by queries() or d_outputs(), on its way.
+  __device__ __forceinline__ void accumulate(uint32_t (&operand)[NUM_WEIGHTS / 2], uint32_t stream,
                                              float (&sums)[NUM_SUMS]) const {
     ptx::wgmma_fence_registers(sums);
     ptx::wgmma_fence_registers(operand);
     ptx::wgmma_fence();
-    const uint32_t stream = stream_ + stage_ * (Config::PAIR_BYTES >> 4) + (offset_bytes >> 4);
 #pragma unroll
     for (int k16 = 0; k16 < Config::BLOCK_N / 16; ++k16) {
       ptx::wgmma_mma_async_k16_a_registers<Element, 1>(sums, operand[4 * k16], operand[4 * k16 + 1],
@@ -207,9 +237,9 @@ class AttentionGradientConsumer {
 
   AttentionGradientStorage<Config>& smem_;
   const float scale_;
-  const uint32_t tile_, stream_;  // addresses / 16, of the first stage
-  int stage_ = 0;
-  uint32_t phase_ = 0, tile_phase_ = 0;
+  const uint32_t tile_, queries_, d_outputs_;  // addresses / 16, of the first stages
+  int stage_ = 0, d_outputs_stage_ = 0;
+  uint32_t phase_ = 0, d_outputs_phase_ = 0, tile_phase_ = 0;
 };
 
 // A warpgroup's rows times `factor`, rounded, to rows of `dim` elements, of which there are num_rows.

@@ -84,6 +84,10 @@ class JointGradientConsumer : public AttentionGradientConsumer<Config> {
   __device__ __forceinline__ void settle() {
     Base::stage_ = __shfl_sync(~0u, Base::stage_, 0);
     Base::phase_ = __shfl_sync(~0u, Base::phase_, 0);
+    if constexpr (!Config::ARE_PAIRS) {
+      Base::d_outputs_stage_ = __shfl_sync(~0u, Base::d_outputs_stage_, 0);
+      Base::d_outputs_phase_ = __shfl_sync(~0u, Base::d_outputs_phase_, 0);
+    }
     num_blocks_ = __shfl_sync(~0u, num_blocks_, 0);
     staged_phase_ = __shfl_sync(~0u, staged_phase_, 0);
     ptx::wgmma_fence();
@@ -115,24 +119,25 @@ class JointGradientConsumer : public AttentionGradientConsumer<Config> {
     uint32_t packed_weights[NUM_WEIGHTS / 2] = {}, packed_d_weights[NUM_WEIGHTS / 2] = {};
     if constexpr (IS_USED) {
       float weights[NUM_WEIGHTS], d_weights[NUM_WEIGHTS];
-      Base::multiply_first(weights);
+      Base::multiply_queries(weights);
       if constexpr (NUM_BEFORE > 1) stage(num_blocks_ - 2, d_queries);
       float2 lse[NUM_WEIGHTS / 4];
       Base::load_columns(0, lse);
       const StreamedBlock block = Base::smem_.blocks[Base::stage_];
-      Base::multiply_second(d_weights);
+      Base::multiply_d_outputs(d_weights);
       Base::weigh_columns(lse, block, mask, weights, d_weights);
       Base::pack(weights, packed_weights);
       Base::pack(d_weights, packed_d_weights);
     } else {
-      Base::wait(&Base::smem_.stream_full[Base::stage_], Base::phase_);
+      Base::await_queries();
       if constexpr (NUM_BEFORE > 1) stage(num_blocks_ - 2, d_queries);
+      Base::await_d_outputs();
     }
     put_d_weights(packed_d_weights);
     if constexpr (NUM_BEFORE > 0) await_d_weights(num_blocks_ - 1);
     if constexpr (IS_USED) {
-      Base::accumulate(packed_weights, Config::KEY_BYTES, d_values);
-      Base::accumulate(packed_d_weights, 0, d_keys);
+      Base::accumulate(packed_weights, Base::d_outputs(), d_values);
+      Base::accumulate(packed_d_weights, Base::queries(), d_keys);
     }
     if constexpr (NUM_BEFORE > 0) multiply_d_weights(num_blocks_ - 1, d_queries);
     const bool is_last = __any_sync(~0u, Base::smem_.blocks[Base::stage_].num_left == 0) != 0;
@@ -142,7 +147,7 @@ class JointGradientConsumer : public AttentionGradientConsumer<Config> {
     ptx::wgmma_fence_registers(packed_weights);
     ptx::wgmma_fence_registers(packed_d_weights);
     if constexpr (NUM_BEFORE > 0) ptx::wgmma_fence_registers(d_queries);
-    Base::release_stage(Base::stage_);
+    Base::release_stage();
     Base::advance();
     if constexpr (NUM_BEFORE > 0) release_d_weights(num_blocks_ - 1);
     ++num_blocks_;

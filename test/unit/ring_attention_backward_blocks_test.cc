@@ -119,32 +119,33 @@ TEST_CASE("a tile of keys takes every query that sees one of them once, the last
     const Cut cut(random);
     const int rank = static_cast<int>(random() % static_cast<uint64_t>(cut.nranks));
     const KeyTiles& tiles = cut.plans[static_cast<size_t>(rank)].key_tiles;
-    const int group = cut.call.heads / cut.call.kv_heads;
     for (int64_t index = 0; index < tiles.size(); index += 1 + static_cast<int64_t>(random() % 7)) {
       const KeyTile tile = tiles.at(static_cast<int>(index));
-      QueryBlockWalk walk(tiles.slices, rank, group, tile.position);
-      int left = walk.count(), head = 0, position = INT32_MAX;
+      QueryBlockWalk walk(tiles.slices, rank, tile.position);
+      int left = walk.count(), position = INT32_MAX;
       REQUIRE(left > 0);
-      std::set<std::pair<int, int64_t>> queries;
-      for (QueryBlock block; walk.next(&block); --left) {
-        REQUIRE(block.head == head);
-        REQUIRE((head == 0 ? block.position < position : block.position == position));
-        head = (head + 1) % group;
-        position = block.position;
-        REQUIRE((block.num_rows > 0 && block.num_rows <= BLOCK_ROWS));
-        REQUIRE(block.row == tiles.slices.first_row(rank, block.run) + block.index * BLOCK_ROWS);
-        bool some = false;
-        for (int i = 0; i < block.num_rows; ++i) {
-          REQUIRE(queries.emplace(block.head, block.row + i).second);
-          if (cut.expected.position(rank, block.row + i) != block.position + i) FAIL("a wrong position");
-          some = some || cut.sees(block.position + i, tile.position);
+      std::set<int64_t> queries;
+      for (QueryStretch stretch; walk.next(&stretch);) {
+        for (int number = stretch.last; number >= stretch.first; --number, --left) {
+          const QueryBlock block = walk.block(stretch, number);
+          REQUIRE((block.run == stretch.run && block.index == number));
+          REQUIRE(block.position < position);
+          position = block.position;
+          REQUIRE((block.num_rows > 0 && block.num_rows <= BLOCK_ROWS));
+          REQUIRE(block.row == tiles.slices.first_row(rank, block.run) + block.index * BLOCK_ROWS);
+          bool some = false;
+          for (int i = 0; i < block.num_rows; ++i) {
+            REQUIRE(queries.emplace(block.row + i).second);
+            if (cut.expected.position(rank, block.row + i) != block.position + i) FAIL("a wrong position");
+            some = some || cut.sees(block.position + i, tile.position);
+          }
+          REQUIRE(some);
         }
-        REQUIRE(some);
       }
       REQUIRE(left == 0);
       for (int64_t row = 0; row < cut.expected.rows(rank); ++row) {
         if (!cut.sees(cut.expected.position(rank, row), tile.position)) continue;
-        for (int h = 0; h < group; ++h) REQUIRE(queries.count({h, row}) == 1);
+        REQUIRE(queries.count(row) == 1);
       }
     }
   }
@@ -155,7 +156,7 @@ TEST_CASE("tiles have turns with each block of queries in the order in which the
   for (int round = 0; round < 150; ++round) {
     const Cut cut(random);
     const int rank = static_cast<int>(random() % static_cast<uint64_t>(cut.nranks));
-    test::check_turns(cut.tiles_of_few_heads(rank, random), rank, cut.call.heads / cut.call.kv_heads);
+    test::check_turns(cut.tiles_of_few_heads(rank, random), rank);
   }
 }
 

@@ -10,11 +10,13 @@
 #include "../support/catch.h"
 #include "kernels/cuda/ring_attention_backward_plan.h"
 #include "kernels/ops/ring_attention_backward/packed_blocks.h"
+#include "key_turns.h"
 #include "packed_cut.h"
 
 using namespace mk;
 using namespace mk::ring_attention_backward;
 using mk::test::PackedCut;
+using mk::test::take_turns;
 
 namespace {
 
@@ -23,36 +25,27 @@ PackedKeyTiles tiles_of_rank(const PackedCut& cut, int rank, int num_heads) {
 }
 
 template <class Order>
-PackedQueryBlockWalk blocks_of_tile(const PackedKeyTilesOf<Order>& tiles, const KeyTile& tile, int rank,
-                                    int group) {
-  return {tiles.slices, rank, group, tiles.source(tile.step), PackedKeyTiles::rows_of(tile)};
+PackedQueryBlockWalk blocks_of_tile(const PackedKeyTilesOf<Order>& tiles, const KeyTile& tile, int rank) {
+  return {tiles.slices, rank, tiles.source(tile.step), PackedKeyTiles::rows_of(tile)};
 }
 
 // As of one sequence: in the order in which tiles are handed out each finds the turn that it waits for to be
 // the last that the block has had, and behind the last tile every block has had one.
 template <class Order>
-void check_turns(const PackedCut& cut, const PackedKeyTilesOf<Order>& tiles, int rank, int group) {
+void check_turns(const PackedCut& cut, const PackedKeyTilesOf<Order>& tiles, int rank) {
   const PackedSlices& slices = cut.slices;
   const auto turns = turns_of(tiles);
-  std::map<std::pair<int, int>, int> last;  // of each query head and block
+  std::map<std::tuple<int, int, int>, int> last;
   for (int number = 0; number < tiles.size(); ++number) {
     const KeyTile tile = tiles.at(number);
-    if (!tiles.is_seen(tile)) continue;
-    const KeyTurn turn = turns.of(tile);
-    PackedQueryBlockWalk walk = blocks_of_tile(tiles, tile, rank, group);
-    for (PackedQueryBlock block; walk.next(&block);) {
-      int& had = last[{tile.head * group + block.head, block.index}];
-      REQUIRE(turns.before(tile, turn, block) == had);
-      REQUIRE(turn.number > had);
-      had = turn.number;
-    }
+    if (tiles.is_seen(tile)) take_turns(turns, tile, blocks_of_tile(tiles, tile, rank), &last);
   }
   for (int from = 0; from < slices.rows(rank); from += BLOCK_ROWS) {
     const QueryBlock block = {0,    0,    from / BLOCK_ROWS,
                               from, from, std::min(BLOCK_ROWS, slices.rows(rank) - from)};
-    for (int head = 0; head < tiles.num_heads * group; ++head) {
-      REQUIRE(last.count({head, block.index}) == 1);
-      REQUIRE(turns.last(head / group, block) == (last[{head, block.index}]));
+    for (int head = 0; head < tiles.num_heads; ++head) {
+      REQUIRE(last.count({head, 0, block.index}) == 1);
+      REQUIRE(turns.last(head, block) == (last[{head, 0, block.index}]));
     }
   }
 }
@@ -111,36 +104,37 @@ TEST_CASE("a tile of packed keys takes every query that sees one of them once, t
   for (int round = 0; round < 150; ++round) {
     const PackedCut cut(random, 900);
     const PackedSlices& slices = cut.slices;
-    const int rank = cut.below(slices.nranks), group = 1 + cut.below(3);
+    const int rank = cut.below(slices.nranks);
     const PackedKeyTiles tiles = tiles_of_rank(cut, rank, 1);
     for (int index = 0; index < tiles.size(); ++index) {
       const KeyTile tile = tiles.at(index);
       const int source = tiles.source(tile.step);
       const RowRange keys = PackedKeyTiles::rows_of(tile);
       if (!sees_some(slices, rank, source, keys)) continue;
-      PackedQueryBlockWalk walk = blocks_of_tile(tiles, tile, rank, group);
-      int left = walk.count(), head = 0, before = INT32_MAX;
+      PackedQueryBlockWalk walk = blocks_of_tile(tiles, tile, rank);
+      int left = walk.count(), before = INT32_MAX;
       REQUIRE(left > 0);
-      std::set<std::pair<int, int>> taken;
-      for (PackedQueryBlock block; walk.next(&block); --left) {
-        REQUIRE(block.head == head);
-        REQUIRE((head == 0 ? block.index < before : block.index == before));
-        head = (head + 1) % group;
-        before = block.index;
-        taken.emplace(block.head, block.index);
-        const RowRange queries = {block.index * BLOCK_ROWS, (block.index + 1) * BLOCK_ROWS};
-        REQUIRE((block.run == 0 && block.row == queries.begin && block.position == queries.begin));
-        REQUIRE(block.num_rows == std::min(BLOCK_ROWS, slices.rows(rank) - block.row));
-        REQUIRE(cut.sees_some(rank, queries, source, keys));
-        const bool all = block.num_rows == BLOCK_ROWS && tile.num_rows == TILE_ROWS &&
-                         cut.sees_all(rank, queries, source, keys);
-        REQUIRE(block.is_masked == !all);
+      std::set<int> taken;
+      for (QueryStretch stretch; walk.next(&stretch);) {
+        REQUIRE((stretch.run == 0 && stretch.first <= stretch.last));
+        for (int number = stretch.last; number >= stretch.first; --number, --left) {
+          const PackedQueryBlock block = walk.block(stretch, number);
+          REQUIRE((block.index == number && number < before));
+          before = number;
+          taken.insert(number);
+          const RowRange queries = {number * BLOCK_ROWS, (number + 1) * BLOCK_ROWS};
+          REQUIRE((block.run == 0 && block.row == queries.begin && block.position == queries.begin));
+          REQUIRE(block.num_rows == std::min(BLOCK_ROWS, slices.rows(rank) - block.row));
+          REQUIRE(cut.sees_some(rank, queries, source, keys));
+          const bool all = block.num_rows == BLOCK_ROWS && tile.num_rows == TILE_ROWS &&
+                           cut.sees_all(rank, queries, source, keys);
+          REQUIRE(block.is_masked == !all);
+        }
       }
-      REQUIRE((left == 0 && head == 0));
+      REQUIRE(left == 0);
       for (int block = 0; block * BLOCK_ROWS < slices.rows(rank); ++block) {
-        if (!cut.sees_some(rank, {block * BLOCK_ROWS, (block + 1) * BLOCK_ROWS}, source, keys)) continue;
-        for (int head_of_group = 0; head_of_group < group; ++head_of_group)
-          REQUIRE(taken.count({head_of_group, block}) == 1);
+        if (cut.sees_some(rank, {block * BLOCK_ROWS, (block + 1) * BLOCK_ROWS}, source, keys))
+          REQUIRE(taken.count(block) == 1);
       }
     }
   }
@@ -150,15 +144,15 @@ TEST_CASE("tiles of packed keys have turns with each block in the order in which
   std::mt19937_64 random(6);
   for (int round = 0; round < 600; ++round) {
     const PackedCut cut(random, round % 3 == 0 ? 900 : 6000);
-    const int nranks = cut.slices.nranks, rank = cut.below(nranks), group = 1 + cut.below(2);
+    const int nranks = cut.slices.nranks, rank = cut.below(nranks);
     INFO("round " << round << ": rank " << rank << " of " << nranks << ", causal " << cut.call.causal
                   << ", seq " << cut.call.seq << ", " << cut.call.num_sequences << " sequences");
-    check_turns(cut, tiles_of_rank(cut, rank, 3), rank, group);
+    check_turns(cut, tiles_of_rank(cut, rank, 3), rank);
     // Between nodes.
     uint8_t rank_at[5];
     for (int i = 0; i < nranks; ++i) rank_at[i] = static_cast<uint8_t>((rank + i) % nranks);
     std::shuffle(rank_at + 1, rank_at + nranks, cut.random);
-    check_turns(cut, PackedKeyTilesOf<FarRanksFirst>{cut.slices, {{rank_at}}, 2, 2}, rank, group);
+    check_turns(cut, PackedKeyTilesOf<FarRanksFirst>{cut.slices, {{rank_at}}, 2, 2}, rank);
   }
 }
 

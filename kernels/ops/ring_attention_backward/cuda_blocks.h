@@ -136,7 +136,7 @@ using KeyTiles = KeyTilesOf<NextRanksFirst>;
 
 // Queries of one head.
 struct QueryBlock {
-  int head;  // 0 for the first of those that share the key head
+  int head;  // of all batches, or not said
   int run;
   int index;     // in its run
   int row;       // its first among the rank's rows
@@ -144,12 +144,32 @@ struct QueryBlock {
   int num_rows;  // at most BLOCK_ROWS
 };
 
+// Blocks of a run, of which the last are taken first.
+struct QueryStretch {
+  int run;
+  int first, last;
+};
+
+// The first block of a run of this rank's queries that sees a key; of causal ones the last queries see most.
+// All blocks, if none does.
+MK_HOST_DEVICE int first_seeing_block(const CudaSlices& slices, int rank, int run, int key_position) {
+  const int count = slices.count(rank, run);
+  const int from = slices.causal ? most(0, key_position - slices.begin(rank, run)) : 0;
+  return from < count ? from / BLOCK_ROWS : blocks_of(count);
+}
+
 // A tile's turn with each of its blocks of queries: its number among the rank's tiles of that head in the order
 // in which they are handed out, from 1 on.
 struct KeyTurn {
   int number;
   int before[2];   // the turn before it, by the run of the block; 0: it is the first
   int key_before;  // a block that does not see this position has that turn one earlier
+};
+
+// The turn that a tile waits for with a block, and with those before it down to `first`.
+struct TurnBefore {
+  int number;
+  int first;
 };
 
 // When a head's tiles of keys add to dQ. Of a step's tiles a block of queries sees the first ones by position:
@@ -170,9 +190,14 @@ struct KeyTurnsOf {
     const int before = is_folded ? folded_tile(place - 1, count) : 0;
     return {turn, {turn - 1, turn - 1}, is_folded ? tiles.at_number(tile.step, tile.head, before).position : 0};
   }
-  MK_HOST_DEVICE int before(const KeyTile&, const KeyTurn& turn, const QueryBlock& block) const {
-    const int before = block.run == 0 ? turn.before[0] : turn.before[1];
-    return turn.key_before < block.position + block.num_rows ? before : before - 1;
+  // Of a stretch of the tile's walk, with its block `last`.
+  template <class Walk>
+  MK_HOST_DEVICE TurnBefore before(const KeyTile&, const KeyTurn& turn, const Walk&,
+                                   const QueryStretch& stretch, int last) const {
+    const int before = stretch.run == 0 ? turn.before[0] : turn.before[1];
+    const int seeing = first_seeing_block(tiles.slices, tiles.order.own(), stretch.run, turn.key_before);
+    if (last >= seeing) return {before, most(stretch.first, seeing)};
+    return {before - 1, stretch.first};
   }
   // The last of all of a key head with a block, which sees own keys.
   MK_HOST_DEVICE int last(int head, const QueryBlock& block) const {
@@ -223,60 +248,45 @@ MK_HOST_DEVICE KeyTurnsOf<Order> turns_of(const KeyTilesOf<Order>& tiles) {
 
 // The blocks of this rank's queries that see something of a tile of keys: the last positions first, which see
 // all tiles. So tiles of a head that take turns with the same blocks begin with the same one, and none waits
-// for another to get to where it begins. Of a block's rows those of one head after the other.
+// for another to get to where it begins.
 class QueryBlockWalk {
  public:
-  using Block = QueryBlock;
+  MK_HOST_DEVICE QueryBlockWalk(const CudaSlices& slices, int rank, int key_position)
+      : slices_(slices), rank_(rank), key_position_(key_position), run_(slices.num_runs()) {}
 
-  MK_HOST_DEVICE QueryBlockWalk(const CudaSlices& slices, int rank, int num_heads, int key_position)
-      : slices_(slices), rank_(rank), num_heads_(num_heads), key_position_(key_position) {
-    run_ = slices.num_runs();
-    head_ = num_heads;
-  }
-
-  // How many there are.
+  // How many there are: before the first next().
   MK_HOST_DEVICE int count() const {
     int blocks = 0;
-    for (int run = 0; run < slices_.num_runs(); ++run) {
+    for (int run = 0; run < slices_.num_runs(); ++run)
       blocks += blocks_of(slices_.count(rank_, run)) - first_block(run);
-    }
-    return blocks * num_heads_;
+    return blocks;
   }
-  MK_HOST_DEVICE bool next(QueryBlock* block) {
-    if (head_ == num_heads_) {
-      --index_;
-      while (index_ < first_) {
-        if (--run_ < 0) return false;
-        first_ = first_block(run_);
-        index_ = blocks_of(slices_.count(rank_, run_)) - 1;
-      }
-      head_ = 0;
+  MK_HOST_DEVICE bool next(QueryStretch* stretch) {
+    while (--run_ >= 0) {
+      *stretch = {run_, first_block(run_), blocks_of(slices_.count(rank_, run_)) - 1};
+      if (stretch->first <= stretch->last) return true;
     }
-    const int from = index_ * BLOCK_ROWS;
-    *block = {head_,
-              run_,
-              index_,
-              slices_.first_row(rank_, run_) + from,
-              slices_.begin(rank_, run_) + from,
-              least(BLOCK_ROWS, slices_.count(rank_, run_) - from)};
-    ++head_;
-    return true;
+    return false;
+  }
+  MK_HOST_DEVICE QueryBlock block(const QueryStretch& stretch, int index) const {
+    const int run = stretch.run, from = index * BLOCK_ROWS;
+    return {0,
+            run,
+            index,
+            slices_.first_row(rank_, run) + from,
+            slices_.begin(rank_, run) + from,
+            least(BLOCK_ROWS, slices_.count(rank_, run) - from)};
   }
 
  private:
-  // Of a run the last queries see most: the first block that sees the tile's first key, or behind the last.
   MK_HOST_DEVICE int first_block(int run) const {
-    const int count = slices_.count(rank_, run);
-    const int from = slices_.causal ? most(0, key_position_ - slices_.begin(rank_, run)) : 0;
-    return from < count ? from / BLOCK_ROWS : blocks_of(count);
+    return first_seeing_block(slices_, rank_, run, key_position_);
   }
 
   const CudaSlices& slices_;
   const int rank_;
-  const int num_heads_;
   const int key_position_;
-  int head_, run_;
-  int first_ = 0, index_ = 0;  // of the run's blocks: the last to come, and the one at hand
+  int run_;  // the last that has been taken
 };
 
 // Where what is known of query rows lies in the receive area, block by block: the logarithms of the sums of

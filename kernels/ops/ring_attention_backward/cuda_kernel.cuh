@@ -214,7 +214,10 @@ __device__ __forceinline__ void run_compute_cta(const RankLaunch& launch, const 
   constexpr int NUM_PRODUCER_REGISTERS = Config::HEAD_DIM == 128 ? 24 : IS_PACKED ? 88 : 72;
   constexpr int NUM_CONSUMER_REGISTERS = Config::HEAD_DIM == 128 ? 240 : IS_PACKED ? 208 : 216;
   static_assert(128 * (168 - NUM_PRODUCER_REGISTERS) >= 256 * (NUM_CONSUMER_REGISTERS - 168));
-  if (threadIdx.x == 0) storage_init(smem);
+  if (threadIdx.x == 0) {
+    storage_init(smem);
+    smem.turns.begin(launch, params);
+  }
   __syncthreads();
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
   if (warpgroup == Config::NUM_CONSUMER_WARPGROUPS) {
@@ -223,7 +226,7 @@ __device__ __forceinline__ void run_compute_cta(const RankLaunch& launch, const 
     const int push_cta = static_cast<int>(blockIdx.x) - (num_ctas - params.num_push_ctas);
     if (warp > 0) {
       if (push_cta >= 0) {
-        ring_attention::push_keys<Config>(launch, params, smem.push, smem.attention.stream[0], warp - 1,
+        ring_attention::push_keys<Config>(launch, params, smem.push, smem.attention.queries[0], warp - 1,
                                           push_cta);
       }
       if (blockIdx.x == 0 && warp == 1) greet();
@@ -273,7 +276,8 @@ const CudaTable& cuda_kernels_fp16();
 template <class Config, class Params>
 constexpr CudaKernelOf<Params> cuda_kernel_entry(void (*kernel)(Params), size_t smem_bytes) {
   static_assert(Config::BLOCK_N == BLOCK_ROWS && Config::BLOCK_M == TILE_ROWS);
-  static_assert(ring_attention::KEY_PUSH_BYTES<Config> <= Config::NUM_STAGES * Config::PAIR_BYTES);
+  static_assert(ring_attention::KEY_PUSH_BYTES<Config> <=
+                (Config::NUM_STAGES + Config::NUM_D_O_STAGES) * Config::KEY_BYTES);
   return {kernel, Config::NUM_THREADS, static_cast<int>(smem_bytes), Config::HEAD_DIM};
 }
 

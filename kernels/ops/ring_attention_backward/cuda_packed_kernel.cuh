@@ -9,7 +9,7 @@
 
 namespace mk::ring_attention_backward {
 
-constexpr int MOST_NEAR_ENTRIES = 4096;
+constexpr int MOST_NEAR_ENTRIES = 3072;
 
 template <class Config, class Params = PackedParams>
 struct PackedCudaStorage : CudaStorage<Config> {
@@ -66,9 +66,9 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   launch.end_cta();
 }
 
-// Two stages leave room for what begin_packed() finds out.
+// A stage of dO less leaves room for what begin_packed() finds out.
 template <class Element>
-using PackedWideConfig = AttentionGradientConfig<128, 2, Element>;
+using PackedWideConfig = AttentionGradientConfig<128, 3, Element, 2>;
 
 using PackedTable = CudaTableOf<PackedArguments>;
 const PackedTable& cuda_packed_kernels_bf16();

@@ -17,10 +17,8 @@ template <IsPacked Params>
 __device__ __forceinline__ void prefetch_maps(const Params&) {}
 
 template <IsPacked Params>
-__device__ __forceinline__ PackedQueryBlockWalk query_walk(const Params& params, int group,
-                                                           const KeyTile& tile) {
-  return {params.tiles.slices, params.comm.rank, group, source_of(params, tile.step),
-          PackedKeyTiles::rows_of(tile)};
+__device__ __forceinline__ PackedQueryBlockWalk query_walk(const Params& params, const KeyTile& tile) {
+  return {params.tiles.slices, params.comm.rank, source_of(params, tile.step), PackedKeyTiles::rows_of(tile)};
 }
 
 // `position`: the first row; `num_rows`: none, if something is to be hidden.

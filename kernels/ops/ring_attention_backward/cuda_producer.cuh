@@ -21,11 +21,10 @@ using ring_attention::wait_barrier;
 struct ProducerState {
   KeyTile tiles[ring_attention::NUM_ITEMS_AHEAD];  // that items are, for consumers, too
   KeyTurn turn;                                    // of the tile at hand
-  int turn_before;                                 // a block's
   int batch, first_head, query_head;
   int num_left;  // blocks
-  int stage;
-  uint32_t phase;
+  int stage, d_outputs_stage;
+  uint32_t phase, d_outputs_phase;
   const std::byte* rows;  // what is known of the first block of queries
   ItemCursor cursor;
   uint32_t tile_phase;
@@ -34,10 +33,10 @@ struct ProducerState {
 
 template <class Config>
 struct CudaStorage {
-  // From the producer to the warps that add. It is at most NUM_STAGES ahead of the blocks that consumers are
-  // done with, and of those all but the last three have been added, or are about to be: their turns have been
-  // read.
-  static constexpr int NUM_TURNS = Config::NUM_STAGES + 3;
+  // From the producer to the warps that add. When it puts the turn of block b, consumers are done with b -
+  // NUM_STAGES, so that two before that one has been staged, for which the one before had to be read. The warps
+  // that added that one and its predecessor may still have to tell of their turns.
+  static constexpr int NUM_TURNS = Config::NUM_STAGES + 5;
   JointGradientStorage<Config> attention;
   JointGradientBarriers joint;
   ring_attention::ItemQueue items;
@@ -57,13 +56,12 @@ __device__ __forceinline__ void storage_init(CudaStorage<Config>& smem) {
   joint_gradient_init<Config>(smem.joint);
   item_queue_init(smem.items, Config::NUM_CONSUMER_WARPS);
   smem.producer.cursor = {};
-  smem.producer.tile_phase = smem.producer.phase = 0;
-  smem.producer.stage = 0;
+  smem.producer.tile_phase = smem.producer.phase = smem.producer.d_outputs_phase = 0;
+  smem.producer.stage = smem.producer.d_outputs_stage = 0;
   smem.producer.last_flag = -1;
   key_push_init(smem.push);
   ptx::mbarrier_init(&smem.parts_full, 1);
   push_signals_init(smem.stored);
-  smem.turns.num_put = smem.turns.has_ended = 0;
   ptx::fence_mbarrier_init_release_cluster();
 }
 
@@ -114,7 +112,8 @@ class Producer {
     for_each_block(params_, chunk, [&](const QueryBlock& block, int64_t number) {
       const auto tiles = key_tiles_of(params_);
       const int key_head = block.head / (params_.tiles.heads / params_.tiles.kv_heads);
-      await_turn(launch_, params_, number, turns_of(tiles).last(key_head, block));
+      await_turn(launch_, params_, smem_.turns.last_turns + number, number,
+                 turns_of(tiles).last(key_head, block));
     });
   }
 
@@ -127,9 +126,8 @@ class Producer {
     const auto tiles = key_tiles_of(params_);
     const auto turns = turns_of(tiles);
     state_.turn = turns.of(tile);
-    const QueryRowPlaces places = params_.panels.row_places();
-    auto walk = query_walk(params_, group, tile);
-    state_.num_left = walk.count();
+    auto walk = query_walk(params_, tile);
+    state_.num_left = walk.count() * group;
     const int first_block = tile.index * TILE_BLOCKS;
     if (tile.step > 0) await_keys(tile.step, tile.head, tile.run, first_block);
     const int num_blocks = blocks_of(tile.num_rows);
@@ -139,23 +137,46 @@ class Producer {
       load_keys(attention_.tile[block], &attention_.tile_full, tile.step, tile.head, tile.run,
                 first_block + block);
     }
-    typename decltype(walk)::Block block;
-    while (walk.next(&block)) {
-      if (block.head == 0) state_.turn_before = turns.before(tile, state_.turn, block);
-      const int64_t number = places.number(state_.query_head + block.head, block.run, block.index);
-      begin_stage(streamed(block, --state_.num_left),
-                  {static_cast<int>(number), state_.turn_before, state_.turn.number});
-      uint64_t* const full = &attention_.stream_full[state_.stage];
-      load_rows(attention_.stream[state_.stage], full, query_map(params_, false), query_map(params_, true),
-                block.row, state_.first_head + block.head, state_.batch);
-      ptx::cp_async_bulk_shared_global(attention_.rows[state_.stage],
-                                       state_.rows + number * GradientPanels::ROW_BYTES,
-                                       GradientPanels::ROW_BYTES, full);
-      advance();
+    QueryStretch stretch;
+    while (walk.next(&stretch)) {
+      for (int index = stretch.last; index >= stretch.first;) {
+        const TurnBefore before = turns.before(tile, state_.turn, walk, stretch, index);
+#pragma unroll 1
+        for (; index >= before.first; --index) load_queries(walk.block(stretch, index), group, before.number);
+      }
     }
     if (tile.step == 0 && params_.comm.nranks > 1) {
       await_parts(tile);
       ptx::mbarrier_arrive(&smem_.parts_full);
+    }
+  }
+
+  // A block of queries and their dO, of one head after the other.
+  template <class Block>
+  __device__ __forceinline__ void load_queries(const Block& block, int group, int turn_before) {
+    const QueryRowPlaces places = params_.panels.row_places();
+#pragma unroll 1
+    for (int i = 0; i < group; ++i) {
+      const int64_t number = places.number(state_.query_head + i, block.run, block.index);
+      begin_stage(streamed(block, --state_.num_left),
+                  {static_cast<int>(number), turn_before, state_.turn.number});
+      uint64_t* const full = &attention_.stream_full[state_.stage];
+      const int head = state_.first_head + i;
+      load_rows(attention_.queries[state_.stage], full, query_map(params_, false), block.row, head,
+                state_.batch);
+      ptx::cp_async_bulk_shared_global(attention_.rows[state_.stage],
+                                       state_.rows + number * GradientPanels::ROW_BYTES,
+                                       GradientPanels::ROW_BYTES, full);
+      if constexpr (Config::ARE_PAIRS) {
+        load_rows(attention_.d_outputs[state_.stage], full, query_map(params_, true), block.row, head,
+                  state_.batch);
+      } else {
+        begin_d_outputs();
+        load_rows(attention_.d_outputs[state_.d_outputs_stage],
+                  &attention_.d_outputs_full[state_.d_outputs_stage], query_map(params_, true), block.row, head,
+                  state_.batch);
+      }
+      advance();
     }
   }
 
@@ -168,28 +189,31 @@ class Producer {
     wait_barrier(&attention_.stream_empty[state_.stage], state_.phase ^ 1);
     attention_.blocks[state_.stage] = block;
     smem_.turns.put(turn);
-    ptx::mbarrier_arrive_expect_tx(&attention_.stream_full[state_.stage],
-                                   Config::PAIR_BYTES + GradientPanels::ROW_BYTES);
+    constexpr int BYTES = Config::ARE_PAIRS ? Config::PAIR_BYTES : Config::KEY_BYTES;
+    ptx::mbarrier_arrive_expect_tx(&attention_.stream_full[state_.stage], BYTES + GradientPanels::ROW_BYTES);
+  }
+  __device__ __forceinline__ void begin_d_outputs() {
+    wait_barrier(&attention_.d_outputs_empty[state_.d_outputs_stage], state_.d_outputs_phase ^ 1);
+    ptx::mbarrier_arrive_expect_tx(&attention_.d_outputs_full[state_.d_outputs_stage], Config::KEY_BYTES);
   }
   __device__ __forceinline__ void advance() {
     if (++state_.stage == Config::NUM_STAGES) {
       state_.stage = 0;
       state_.phase ^= 1;
     }
+    if (!Config::ARE_PAIRS && ++state_.d_outputs_stage == Config::NUM_D_O_STAGES) {
+      state_.d_outputs_stage = 0;
+      state_.d_outputs_phase ^= 1;
+    }
   }
 
-  // A block of two of this rank's tensors.
-  __device__ __forceinline__ void load_rows(uint8_t* to, uint64_t* full, const CUtensorMap* first,
-                                            const CUtensorMap* second, int row, int head, int batch) const {
+  // A block of one of this rank's tensors.
+  __device__ __forceinline__ void load_rows(uint8_t* to, uint64_t* full, const CUtensorMap* map, int row,
+                                            int head, int batch) const {
 #pragma unroll
     for (int column = 0; column < Config::NUM_COLUMN_BLOCKS; ++column) {
-      ptx::cp_async_bulk_tensor_4d_shared_global(to + column * Config::KEY_COLUMN_BYTES, first, full,
-                                                 column * 64, row, head, batch);
-    }
-#pragma unroll
-    for (int column = 0; column < Config::NUM_COLUMN_BLOCKS; ++column) {
-      ptx::cp_async_bulk_tensor_4d_shared_global(to + Config::KEY_BYTES + column * Config::KEY_COLUMN_BYTES,
-                                                 second, full, column * 64, row, head, batch);
+      ptx::cp_async_bulk_tensor_4d_shared_global(to + column * Config::KEY_COLUMN_BYTES, map, full, column * 64,
+                                                 row, head, batch);
     }
   }
 
@@ -199,8 +223,9 @@ class Producer {
     if (step == 0) {
       const int batch = head / params_.tiles.kv_heads;
       const int row = params_.tiles.slices.first_row(params_.comm.rank, run) + block * BLOCK_ROWS;
-      load_rows(to, full, key_map(params_, false), key_map(params_, true), row,
-                head - batch * params_.tiles.kv_heads, batch);
+      const int of_batch = head - batch * params_.tiles.kv_heads;
+      load_rows(to, full, key_map(params_, false), row, of_batch, batch);
+      load_rows(to + Config::KEY_BYTES, full, key_map(params_, true), row, of_batch, batch);
     } else {
       const size_t offset = params_.panels.offset(slot_of(params_, step), head, run, block);
       ptx::cp_async_bulk_shared_global(to, launch_.area(params_.comm.rank, offset), Config::PAIR_BYTES, full);

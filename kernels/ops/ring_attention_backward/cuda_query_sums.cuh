@@ -18,13 +18,25 @@ struct QueryTurn {
   int turn;
 };
 
-// Turns on their way from the producer to the warps that add, in shared memory; zero at the start. Nobody waits
-// for room: whoever puts one knows that it is there.
+// Turns on their way from the producer to the warps that add, in shared memory. Nobody waits for room: whoever
+// puts one knows that it is there. With them where sums and their turns lie: those warps have no registers to
+// keep it in, and what the compiler puts into local memory comes from the L2 (see ProducerState).
 template <int NUM_TURNS>
 struct QueryTurns {
   QueryTurn turns[NUM_TURNS];
   uint32_t num_put;
   uint32_t has_ended;
+  std::byte* sums;       // of the first block
+  uint32_t* last_turns;  // that blocks have had
+
+  // By one thread, before a CTA-wide barrier.
+  template <class Params>
+  __device__ __forceinline__ void begin(const RankLaunch& launch, const Params& params) {
+    num_put = has_ended = 0;
+    const QuerySumPlaces places = params.panels.query_sums();
+    sums = launch.area(params.comm.rank, places.sums(0));
+    last_turns = reinterpret_cast<uint32_t*>(launch.area(params.comm.rank, places.turn(0)));
+  }
 
   __device__ __forceinline__ void put(const QueryTurn& turn) {
     turns[num_put % NUM_TURNS] = turn;
@@ -35,8 +47,8 @@ struct QueryTurns {
     __threadfence_block();
     *static_cast<volatile uint32_t*>(&has_ended) = 1;
   }
-  // The turn `number`, once it is known. False: there is none.
-  __device__ __forceinline__ bool await(uint32_t number, QueryTurn* turn) const {
+  // Until the turn `number` is known. False: there is none.
+  __device__ __forceinline__ bool await(uint32_t number) const {
     while (true) {
       const bool is_last_look = *static_cast<const volatile uint32_t*>(&has_ended) != 0;
       __threadfence_block();
@@ -45,8 +57,10 @@ struct QueryTurns {
       __nanosleep(50);
     }
     __threadfence_block();
-    *turn = turns[number % NUM_TURNS];
     return true;
+  }
+  __device__ __forceinline__ const volatile QueryTurn& turn(uint32_t number) const {
+    return turns[number % NUM_TURNS];
   }
 };
 
@@ -86,13 +100,11 @@ __device__ __forceinline__ void for_each_block(const Params& params, int chunk, 
   }
 }
 
-// Until `turn` is over with a block, whoever has it; acquires what it left. Whose turn it is may itself wait
-// for keys; so that wait's deadline, which says more, comes first.
+// Until `turn` is over with a block, whose last one is `word`; acquires what it left. Whose turn it is may
+// itself wait for keys; so that wait's deadline, which says more, comes first.
 template <class Params>
-__device__ __forceinline__ void await_turn(const RankLaunch& launch, const Params& params, int64_t block,
-                                           int turn) {
-  const auto* const word =
-      reinterpret_cast<const uint32_t*>(launch.area(params.comm.rank, params.panels.query_sums().turn(block)));
+__device__ __forceinline__ void await_turn(const RankLaunch& launch, const Params& params, const uint32_t* word,
+                                           int64_t block, int turn) {
   if (ptx::ld_acquire_gpu(word) >= static_cast<uint32_t>(turn)) return;
   uint64_t since = ptx::globaltimer();
   for (int polls = 1; ptx::ld_relaxed_gpu(word) < static_cast<uint32_t>(turn); ++polls) {
@@ -113,27 +125,28 @@ __device__ __forceinline__ void await_turn(const RankLaunch& launch, const Param
 template <class Params, class Storage>
 __device__ __forceinline__ void add_to_queries(const RankLaunch& launch, const Params& params, Storage& smem,
                                                int which) {
-  const QuerySumPlaces places = params.panels.query_sums();
-  QueryTurn turn;
-  for (uint32_t number = which; smem.turns.await(number, &turn); number += 2) {
-    if (turn.before > 0) {
-      await_turn(launch, params, turn.block, turn.before);
+  constexpr int BLOCK_BYTES = sizeof(smem.attention.staged);
+  const auto& turns = smem.turns;
+  for (uint32_t number = which; turns.await(number); number += 2) {
+    const auto& turn = turns.turn(number);
+    const bool is_first = turn.before == 0;
+    if (!is_first) {
+      await_turn(launch, params, turns.last_turns + turn.block, turn.block, turn.before);
       ptx::fence_proxy_async_global();  // the sums were, and are, written by the bulk copy engine
     }
-    std::byte* const sums = launch.area(params.comm.rank, places.sums(turn.block));
+    std::byte* const sums = turns.sums + int64_t{turn.block} * BLOCK_BYTES;
     while (!ptx::mbarrier_try_wait_parity(&smem.joint.staged_full[which], number / 2 % 2)) {
     }
-    if (turn.before > 0) {
-      ptx::cp_reduce_async_bulk_add_f32_global_shared(sums, smem.attention.staged, places.block_bytes);
+    if (is_first) {
+      ptx::cp_async_bulk_global_shared(sums, smem.attention.staged, BLOCK_BYTES);
     } else {
-      ptx::cp_async_bulk_global_shared(sums, smem.attention.staged, places.block_bytes);
+      ptx::cp_reduce_async_bulk_add_f32_global_shared(sums, smem.attention.staged, BLOCK_BYTES);
     }
     ptx::cp_async_bulk_commit_group();
     ptx::cp_async_bulk_wait_group_read<0>();
     ptx::mbarrier_arrive(&smem.joint.staged_empty);
     ptx::cp_async_bulk_wait_group<0>();
-    ptx::st_release_gpu(reinterpret_cast<uint32_t*>(launch.area(params.comm.rank, places.turn(turn.block))),
-                        static_cast<uint32_t>(turn.turn));
+    ptx::st_release_gpu(turns.last_turns + turn.block, static_cast<uint32_t>(turn.turn));
   }
 }
 

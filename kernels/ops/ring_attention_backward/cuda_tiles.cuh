@@ -20,10 +20,9 @@ __device__ __forceinline__ void prefetch_maps(const Params& params) {
     ptx::prefetch_tensormap(map);
 }
 
-// `group`: query heads of a key head.
 template <class Params>
-__device__ __forceinline__ QueryBlockWalk query_walk(const Params& params, int group, const KeyTile& tile) {
-  return {params.tiles.slices, params.comm.rank, group, tile.position};
+__device__ __forceinline__ QueryBlockWalk query_walk(const Params& params, const KeyTile& tile) {
+  return {params.tiles.slices, params.comm.rank, tile.position};
 }
 
 // As consumers are told of a block.

@@ -20,7 +20,7 @@ MK_HOST_DEVICE bool sees_some(const PackedSlices& slices, int rank, int source, 
 // Tiles of keys in the order of KeyTilesOf's, seen or not. `run` and `position` are not theirs.
 template <class Order>
 struct PackedKeyTilesOf {
-  PackedSlices slices;
+  const PackedSlices& slices;
   Order order;
   int num_heads;
   int heads_at_once;
@@ -67,69 +67,65 @@ using PackedKeyTiles = PackedKeyTilesOf<NextRanksFirst>;
 
 struct PackedQueryBlock : QueryBlock {
   bool is_masked;  // some query does not see all keys of the tile, or one of them is none
-  bool sees_tile_before;
 };
 
 // As QueryBlockWalk: the blocks of this rank's queries that see something of a tile of keys, at least one row,
 // the last first.
 class PackedQueryBlockWalk {
  public:
-  using Block = PackedQueryBlock;
-
-  MK_HOST_DEVICE PackedQueryBlockWalk(const PackedSlices& slices, int rank, int num_heads, int source,
-                                      const RowRange& keys)
-      : slices_(slices), rank_(rank), num_heads_(num_heads), source_(source), keys_(keys) {
+  MK_HOST_DEVICE PackedQueryBlockWalk(const PackedSlices& slices, int rank, int source, const RowRange& keys)
+      : slices_(slices), rank_(rank), source_(source), num_rows_(slices.rows(rank)), keys_(keys) {
     const ring_attention::PackedRow first = packed_row(slices, source, keys.begin);
     const ring_attention::PackedRow last = packed_row(slices, source, keys.end - 1);
+    const bool is_whole = keys.end - keys.begin == TILE_ROWS;
     see_first_ = slices.seeing_rows(rank, first.sequence, first.position);
-    last_begin_ = slices.seeing_rows(rank, last.sequence, last.position).begin;
+    see_all_from_ = is_whole ? slices.seeing_rows(rank, last.sequence, last.position).begin : num_rows_;
     begins_sequence_ = slices.row_begin(source, first.sequence) == keys.begin;
-    first_ = index_ = blocks_of(slices.rows(rank));
-    head_ = num_heads;
+    const RowRange sequence = slices.rows_of(rank, first.sequence);
+    see_none_before_from_ = begins_sequence_ ? sequence.begin : sequence.end;
+    end_ = blocks_of(num_rows_);
   }
 
   // How many there are: before the first next().
   MK_HOST_DEVICE int count() const {
-    PackedQueryBlockWalk stretches(*this);
+    PackedQueryBlockWalk walk(*this);
+    QueryStretch stretch;
     int blocks = 0;
-    while (stretches.next_stretch()) blocks += stretches.index_ - stretches.first_ + 1;
-    return blocks * num_heads_;
+    while (walk.next(&stretch)) blocks += stretch.last - stretch.first + 1;
+    return blocks;
   }
-  MK_HOST_DEVICE bool next(PackedQueryBlock* block) {
-    if (head_ == num_heads_) {
-      if (--index_ < first_ && !next_stretch()) return false;
-      head_ = 0;
-    }
-    const int row = index_ * BLOCK_ROWS, end = row + BLOCK_ROWS;
-    const bool is_whole = keys_.end - keys_.begin == TILE_ROWS;
-    *block = {{head_, 0, index_, row, row, least(BLOCK_ROWS, slices_.rows(rank_) - row)},
-              !is_whole || last_begin_ > row || see_first_.end < end,
-              !begins_sequence_ && most(row, see_first_.begin) < least(end, see_first_.end)};
-    ++head_;
+  MK_HOST_DEVICE bool next(QueryStretch* stretch) {
+    RowRange seeing;
+    if (!last_seeing(slices_, rank_, {0, least(end_ * BLOCK_ROWS, num_rows_)}, source_, keys_, &seeing))
+      return false;
+    *stretch = {0, seeing.begin / BLOCK_ROWS, blocks_of(seeing.end) - 1};
+    end_ = stretch->first;
     return true;
   }
+  MK_HOST_DEVICE PackedQueryBlock block(const QueryStretch&, int index) const {
+    const int row = index * BLOCK_ROWS;
+    return {{0, 0, index, row, row, least(BLOCK_ROWS, num_rows_ - row)},
+            row < see_all_from_ || row + BLOCK_ROWS > see_first_.end};
+  }
+  // Blocks that see the tile before of the same source: from `first` to `last`, or none.
+  MK_HOST_DEVICE QueryStretch seeing_tile_before() const {
+    if (begins_sequence_ || see_first_.begin >= see_first_.end) return {0, 0, -1};
+    return {0, see_first_.begin / BLOCK_ROWS, blocks_of(see_first_.end) - 1};
+  }
+  // From this block on none sees any tile before of the same source, but those of seeing_tile_before().
+  MK_HOST_DEVICE int seeing_none_before() const { return blocks_of(see_none_before_from_); }
 
  private:
-  // Blocks before those that have been taken.
-  MK_HOST_DEVICE bool next_stretch() {
-    RowRange seeing;
-    const int end = least(first_ * BLOCK_ROWS, slices_.rows(rank_));
-    if (!last_seeing(slices_, rank_, {0, end}, source_, keys_, &seeing)) return false;
-    first_ = seeing.begin / BLOCK_ROWS;
-    index_ = blocks_of(seeing.end) - 1;
-    return true;
-  }
-
   const PackedSlices& slices_;
   const int rank_;
-  const int num_heads_;
   const int source_;
+  const int num_rows_;
   const RowRange keys_;
-  RowRange see_first_;  // queries: those that see the first key
-  int last_begin_;      // and where those that see the last one begin
+  RowRange see_first_;        // queries: those that see the first key
+  int see_all_from_;          // where those begin that see the last one, if the tile is whole
+  int see_none_before_from_;  // where those begin whose sequence has no key before the tile
   bool begins_sequence_;
-  int head_;
-  int first_, index_;  // blocks of the stretch: the last to come, and the one at hand
+  int end_;  // blocks before this one are to come
 };
 
 // As KeyTurnsOf, of all tiles of a head, seen or not.
@@ -146,8 +142,14 @@ struct PackedKeyTurnsOf {
     }
     return {turn, {turn - 1, turn - 1}, 0};
   }
-  MK_HOST_DEVICE int before(const KeyTile& tile, const KeyTurn& turn, const PackedQueryBlock& block) const {
-    return block.sees_tile_before ? turn.number - 1 : last_before(tile.step, tile.index, turn.number, block);
+  MK_HOST_DEVICE TurnBefore before(const KeyTile& tile, const KeyTurn& turn, const PackedQueryBlockWalk& walk,
+                                   const QueryStretch& stretch, int last) const {
+    const QueryStretch seeing = walk.seeing_tile_before();
+    if (last >= seeing.first && last <= seeing.last) return {turn.number - 1, stretch.first};
+    const int none_from = most(walk.seeing_none_before(), seeing.last + 1);
+    if (last >= none_from && tile.step == tiles.order.first_step(tiles.slices.nranks))
+      return {0, most(stretch.first, none_from)};
+    return {last_before(tile.step, tile.index, turn.number, walk.block(stretch, last)), last};
   }
   // That of own keys: the last query sees them up to itself, or to its sequence's end.
   MK_HOST_DEVICE int last(int, const QueryBlock& block) const {
