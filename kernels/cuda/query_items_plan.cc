@@ -175,12 +175,14 @@ class Planner {
   double sum_us_ = 0, longest_us_ = 0;
 };
 
+}  // namespace
+
 // Where keys travel for longer than a tile has those of its own rank, and some, the first tiles are taken head
 // by head, as keys arrive.
 int choose_joint_heads(const QueryItemsShape& shape, const QueryTiles& tiles) {
+  if (tiles.size() == 0) return 1;
   const int64_t heads = int64_t{tiles.batch} * tiles.kv_heads;
   const CudaSlices& slices = tiles.slices;
-  if (!slices.causal) return 1;
   const int64_t tiles_of_head = int64_t{tiles.tiles_of_head()} * (tiles.heads / tiles.kv_heads);
   const auto heads_of = [&](int64_t num_tiles) { return (num_tiles + tiles_of_head - 1) / tiles_of_head; };
   const double own_us = tile_us(shape.tile, blocks_of(shape, tiles, tiles.at(0)), true) / slices.nranks;
@@ -188,8 +190,6 @@ int choose_joint_heads(const QueryItemsShape& shape, const QueryTiles& tiles) {
   const int64_t wanted = heads_of(int64_t{JOINT_TILES_PER_CTA} * shape.num_ctas);
   return static_cast<int>(std::max<int64_t>(1, std::min(wanted, heads - in_turn)));
 }
-
-}  // namespace
 
 int blocks_before(const CudaSlices& slices, int64_t end, int block_n) {
   const auto blocks_of = [&](int64_t rows) { return static_cast<int>((rows + block_n - 1) / block_n); };
@@ -212,7 +212,7 @@ QueryItems plan_query_items(const QueryItemsShape& shape, QueryTiles* tiles) {
     best_us = us;
     best = items;
   };
-  const int joint_heads = choose_joint_heads(shape, *tiles);
+  const int joint_heads = tiles->slices.causal ? choose_joint_heads(shape, *tiles) : 1;
   if (tiles->size() > MOST_TILES_PER_CTA * shape.num_ctas) {
     tiles->joint_heads = joint_heads;
     return best;

@@ -31,6 +31,8 @@ struct QueryItemsShape {
   int most_cuts;          // tiles that there are counters for
 };
 
+// How many of the last key heads to hand out together, whose tiles see more or less.
+int choose_joint_heads(const QueryItemsShape& shape, const QueryTiles& tiles);
 // How long CTAs take that take one item after the other, by a simulation; with tiles that are cut joined.
 double items_us(const QueryItemsShape& shape, const QueryTiles& tiles, const QueryItems& items);
 // Sets how many heads of `tiles` are handed out together. Simulates a few ways: too long for every call.

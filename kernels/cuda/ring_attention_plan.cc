@@ -411,17 +411,20 @@ Result<RingAttentionPlan> ring_attention_plan(const RingAttentionCall& call, int
     most_pushed = std::max(most_pushed, pushed_bytes(one, plan.tiles.slices, source, tile.block_n));
   plan.num_push_ctas = push_ctas(call, plan.panels, pushed, num_sms);
   const int most = call.tuning.compute_ctas > 0 ? std::min(num_sms, call.tuning.compute_ctas) : num_sms;
+  const double push_us = static_cast<double>(pushed) / LINK_BYTES_PER_US;
+  const double network_us = static_cast<double>(plan.plan.network_bytes) / NETWORK_BYTES_PER_US;
+  const QueryItemsShape shape = {tile,
+                                 most,
+                                 std::min(plan.num_push_ctas, most),
+                                 push_us,
+                                 std::max(static_cast<double>(most_pushed) / LINK_BYTES_PER_US, network_us),
+                                 staging_bytes,
+                                 STAGING_FLAGS_BYTES / sizeof(uint32_t)};
   int64_t num_items = num_tiles;
-  if (!is_packed) {
-    const double push_us = static_cast<double>(pushed) / LINK_BYTES_PER_US;
-    const double network_us = static_cast<double>(plan.plan.network_bytes) / NETWORK_BYTES_PER_US;
-    const QueryItemsShape shape = {tile,
-                                   most,
-                                   std::min(plan.num_push_ctas, most),
-                                   push_us,
-                                   std::max(static_cast<double>(most_pushed) / LINK_BYTES_PER_US, network_us),
-                                   staging_bytes,
-                                   STAGING_FLAGS_BYTES / sizeof(uint32_t)};
+  if (is_packed) {
+    const bool are_alike = call.num_sequences == 1 && !plan.tiles.slices.causal;
+    plan.packed.joint_heads = are_alike ? 1 : choose_joint_heads(shape, plan.tiles);
+  } else {
     plan.items = plan_query_items(shape, &plan.tiles);
     num_items = plan.items.num_items;
   }

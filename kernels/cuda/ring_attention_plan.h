@@ -18,6 +18,7 @@ namespace ring_attention {
 struct PackedPlan {
   PackedSlices slices;
   size_t table_offset = 0;  // in the staging memory
+  int joint_heads = 1;      // of PackedQueryTiles
 };
 
 }  // namespace ring_attention

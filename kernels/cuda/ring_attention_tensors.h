@@ -52,7 +52,7 @@ void fill_packed_arguments(const RingAttentionCall& call, const ring_attention::
                            ring_attention::PackedArguments<Params>* arguments) {
   Params& params = arguments->params;
   params.comm = comm;
-  params.tiles = {plan.slices, comm.rank, call.heads, call.kv_heads, block_m};
+  params.tiles = {plan.slices, comm.rank, call.heads, call.kv_heads, block_m, plan.joint_heads};
   params.dim = call.dim;
   arguments->table_offset = plan.table_offset;
   arguments->is_empty = call.batch == 0 || call.seq == 0;

@@ -2,6 +2,7 @@
 // How ring attention over packed sequences is cut up on GPUs, against what schedule.h says of positions and of
 // who sees what.
 #include <algorithm>
+#include <numeric>
 #include <random>
 #include <set>
 #include <tuple>
@@ -25,24 +26,27 @@ namespace {
 std::string walk_problem(const PackedCut& cut, int rank, const RowRange& queries, int block_n) {
   const PackedSlices& slices = cut.slices;
   PackedKeyWalk walk(slices, RingOrder{rank}, rank, block_n, queries);
-  std::set<std::pair<int, int>> taken;
-  int step = 0, index = -1, left = walk.count();
+  std::set<std::pair<int, int>> taken;  // sources and rows
+  int step = 0, row = -1, left = walk.count();
   for (PackedBlock block; walk.next(&block); --left) {
     const int source = (rank + block.step) % slices.nranks;
-    if (block.step < step || (block.step == step && block.index <= index)) return "a block out of turn";
+    if (block.step < step || (block.step == step && block.row <= row)) return "a block out of turn";
+    if (block.step > 0 && block.row != block.index * block_n) return "a block that nobody sends";
     step = block.step;
-    index = block.index;
-    const RowRange keys = {index * block_n, (index + 1) * block_n};
-    taken.emplace(source, index);
+    row = block.row;
+    const RowRange keys = {row, row + block_n};
+    for (int key = keys.begin; key < std::min(keys.end, slices.rows(source)); ++key)
+      if (!taken.emplace(source, key).second) return "a key twice";
     if (!cut.sees_some(rank, queries, source, keys)) return "a block of which nobody sees anything";
+    if (block.step == 0 && !cut.sees_some(rank, queries, source, {row, row + 1}))
+      return "a block of own keys that begins too early";
     if (block.is_masked == cut.sees_all(rank, queries, source, keys)) return "a wrong mask";
   }
   if (left != 0) return "a wrong count";
   for (int source = 0; source < slices.nranks; ++source) {
-    for (int at = 0; at * block_n < slices.rows(source); ++at) {
-      if (taken.count({source, at}) == 0 &&
-          cut.sees_some(rank, queries, source, {at * block_n, (at + 1) * block_n}))
-        return "a block is missing";
+    for (int key = 0; key < slices.rows(source); ++key) {
+      if (taken.count({source, key}) == 0 && cut.sees_some(rank, queries, source, {key, key + 1}))
+        return "a key is missing";
     }
   }
   return "";
@@ -126,15 +130,24 @@ TEST_CASE("tiles of packed rows hold every row of every head once, and take the 
     const PackedCut cut(random);
     const PackedSlices& slices = cut.slices;
     const int rank = cut.below(slices.nranks), kv_heads = 1 + cut.below(3);
-    const PackedQueryTiles tiles = {slices, rank, kv_heads * (1 + cut.below(3)), kv_heads, 1 + cut.below(40)};
+    PackedQueryTiles tiles = {slices, rank, kv_heads * (1 + cut.below(3)), kv_heads, 1 + cut.below(40)};
+    tiles.joint_heads = 1 + cut.below(kv_heads);
+    std::vector<uint16_t> order(static_cast<size_t>(tiles.tiles_of_head()));
+    std::iota(order.begin(), order.end(), uint16_t{0});
+    std::shuffle(order.begin(), order.end(), cut.random);
+    if (cut.below(2) == 0) tiles.order = order.data();
     const int block_n = 1 + cut.below(40);
     std::set<std::pair<int, int>> rows;
-    int head = 0;
+    int head = 0, last_row = INT32_MAX;
     for (int index = 0; index < tiles.size(); ++index) {
       const QueryTile tile = tiles.at(index);
       REQUIRE((tile.num_rows > 0 && tile.num_rows <= tiles.block_m && tile.batch == 0));
-      REQUIRE((tile.kv_head == tile.head / (tiles.heads / kv_heads) && tile.kv_head >= head));
-      head = tile.kv_head;
+      REQUIRE(tile.kv_head == tile.head / (tiles.heads / kv_heads));
+      const int turn = std::min(tile.kv_head, kv_heads - tiles.joint_heads);
+      REQUIRE(turn >= head);
+      if (tiles.order == nullptr) REQUIRE((turn > head || tile.row <= last_row));
+      head = turn;
+      last_row = tile.row;
       for (int i = 0; i < tile.num_rows; ++i) REQUIRE(rows.emplace(tile.head, tile.row + i).second);
       REQUIRE(walk_problem(cut, rank, {tile.row, tile.row + tile.num_rows}, block_n) == "");
     }

@@ -169,9 +169,26 @@ struct QueryTile {
   int num_rows;  // at most block_m
 };
 
-// A rank's tiles, in the order in which they are handed out: all of a key head before the next one's; of those
-// the last positions first, which see most when causal; the query heads of a key head next to each other. The
-// last key heads together as if they were one.
+// Where tile `index` stands in the order in which a rank's are handed out: all of a key head before the next
+// one's; of those the last positions first, which see most when causal; the query heads of a key head next to
+// each other. The last `joint_heads` key heads together as if they were one.
+struct QueryTilePlace {
+  int kv_head;        // of all batches
+  int head_of_group;  // of the query heads of a key head
+  int from_end;       // of the head's tiles
+};
+MK_HOST_DEVICE QueryTilePlace query_tile_place(int index, int tiles_of_head, int group, int kv_heads,
+                                               int joint_heads) {
+  const int first_joint = kv_heads - joint_heads;
+  const int first = least(index / (tiles_of_head * group), first_joint);
+  const int together = first < first_joint ? 1 : joint_heads;
+  const int within = index - first * tiles_of_head * group;
+  const int from_end = within / (together * group);
+  const int head = within - from_end * together * group;
+  return {first + head / group, head - head / group * group, from_end};
+}
+
+// A rank's tiles.
 struct QueryTiles {
   CudaSlices slices;
   int rank;
@@ -186,18 +203,12 @@ struct QueryTiles {
   MK_HOST_DEVICE int size() const { return batch * heads * tiles_of_head(); }
   MK_HOST_DEVICE QueryTile at(int index) const {
     const int tiles = tiles_of_head(), group = heads / kv_heads;
-    const int first_joint = batch * kv_heads - joint_heads;
-    const int first = least(index / (tiles * group), first_joint);
-    const int together = first < first_joint ? 1 : joint_heads;
-    const int within = index - first * tiles * group;
-    const int from_end = within / (together * group);
-    const int head = within - from_end * together * group;
-    const int kv_index = first + head / group;
+    const QueryTilePlace place = query_tile_place(index, tiles, group, batch * kv_heads, joint_heads);
     QueryTile tile;
-    tile.batch = kv_index / kv_heads;
-    tile.kv_head = kv_index - tile.batch * kv_heads;
-    tile.head = tile.kv_head * group + head - head / group * group;
-    int in_run = tiles - 1 - from_end;
+    tile.batch = place.kv_head / kv_heads;
+    tile.kv_head = place.kv_head - tile.batch * kv_heads;
+    tile.head = tile.kv_head * group + place.head_of_group;
+    int in_run = tiles - 1 - place.from_end;
     const int run = in_run >= tiles_of_run(0) ? 1 : 0;
     if (run == 1) in_run -= tiles_of_run(0);
     const int offset = in_run * block_m;

@@ -23,6 +23,7 @@ struct TileWork {
   QueryTile tile;
   int num_blocks;
   PartPlace place;
+  int first_sequence, last_sequence;  // of the queries, if they are packed
 };
 
 template <class Config, class Block_ = KeyBlock>
@@ -62,8 +63,8 @@ __device__ __forceinline__ QueryItem item_at(const Params& params, int item) {
   return params.items.at(item);
 }
 // The blocks of which a tile's queries see something.
-template <class Config, class Params>
-__device__ __forceinline__ auto key_walk(const Params& params, const QueryTile& tile) {
+template <class Config, class Params, class Storage>
+__device__ __forceinline__ auto key_walk(const Params& params, const Storage&, const QueryTile& tile) {
   const CudaSlices& slices = params.tiles.slices;
   return KeyBlockWalk(slices, key_order(params), Config::BLOCK_N,
                       visible_range(slices, tile.position, tile.position + tile.num_rows - 1));
@@ -100,7 +101,7 @@ class Producer {
     for (int item = take(); item < end;) {
       const QueryItem work = item_at(params_, item);
       const QueryTile tile = params_.tiles.at(work.tile);
-      auto walk = key_walk<Config>(params_, tile);
+      auto walk = key_walk<Config>(params_, smem_, tile);
       int num_blocks = walk.count();
       if constexpr (!IsPacked<Params>) {
         if (work.num_parts > 1) {
@@ -109,7 +110,7 @@ class Producer {
           walk.skip(begin);
         }
       }
-      begin_tile(item, {tile, num_blocks, place_of(work)});
+      begin_tile(item, work_of(work, tile, num_blocks, walk));
       const int next = take();  // ahead of its use
       tracer.begin(TraceKind::load, item);
       Block block;
@@ -144,6 +145,19 @@ class Producer {
     return static_cast<int>(atomicAdd(&params_.comm.state->gather_ticket, 1u));
   }
 
+  template <class Walk>
+  static __device__ __forceinline__ TileWork work_of(const QueryItem& item, const QueryTile& tile,
+                                                     int num_blocks, const Walk& walk) {
+    TileWork work;
+    work.tile = tile;
+    work.num_blocks = num_blocks;
+    work.place = place_of(item);
+    if constexpr (IsPacked<Params>) {
+      work.first_sequence = walk.tile().first_sequence;
+      work.last_sequence = walk.tile().last_sequence;
+    }
+    return work;
+  }
   __device__ __forceinline__ void begin_tile(int item, const TileWork& work) {
     const QueryTile& tile = work.tile;
     wait_barrier(&smem_.items.empty[cursor_.slot], cursor_.phase ^ 1);
@@ -249,7 +263,8 @@ class KeyMask {
  public:
   __device__ KeyMask(const Params& params, int row_in_tile) : params_(params), row_in_tile_(row_in_tile) {}
 
-  __device__ __forceinline__ void begin_tile(const QueryTile& tile) {
+  __device__ __forceinline__ void begin_tile(const TileWork& work) {
+    const QueryTile& tile = work.tile;
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
       // Rows behind the tile's last see what that one sees; nothing is stored for them.
@@ -338,7 +353,7 @@ class ConsumerTiles {
     if (item_ < 0) return 0;
     tile_ = work.tile;
     place_ = work.place;
-    mask_.begin_tile(tile_);
+    mask_.begin_tile(work);
     if (is_first) tracer_.begin(TraceKind::compute, item_);
     return __shfl_sync(~0u, work.num_blocks, 0);
   }

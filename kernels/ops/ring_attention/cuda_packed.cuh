@@ -2,7 +2,7 @@
 // What a launch over packed sequences begins with: cu_seqlens is in device memory, and what follows from it
 // every CTA has to know before its roles begin. The first CTA looks whether it is right; the one that meets the
 // other ranks makes the entry's hash; one CTA a rank writes that rank's part of the table of rows; all wait for
-// these. Behind that, what the pushes need.
+// these. One rank alone needs no table, and each CTA looks by itself. Behind that, what the pushes need.
 #pragma once
 
 #include "kernels/device/rank_launch.cuh"
@@ -13,6 +13,10 @@
 
 namespace mk::ring_attention {
 
+// Of cu_seqlens and the table of rows: in shared memory, if they fit. A tile begins with dozens of these loads
+// one behind the other, and who waits for turns or flags empties the L1 cache.
+constexpr int MOST_NEAR_ENTRIES = 3072;
+
 template <class Params_, int NUM_THREADS_>
 struct PackedStorage {
   using Params = Params_;
@@ -22,7 +26,8 @@ struct PackedStorage {
   Params params;
   int fault;  // the first entry of cu_seqlens that is wrong; -1: none
   int sums[NUM_WARPS];
-  uint64_t hashes[NUM_WARPS];  // or other sums of 64 bits
+  uint64_t hashes[NUM_WARPS];               // or other sums of 64 bits
+  int32_t near_entries[MOST_NEAR_ENTRIES];  // cu_seqlens, then the table of rows, of one rank the same
 };
 
 // The first entry that is wrong, or -1, and the hash, for thread 0 of the CTA.
@@ -88,6 +93,46 @@ __device__ inline void write_row_begins(const PackedSlices& slices, int rank, in
   if (threadIdx.x == 0) begins[slices.num_sequences] = carry;
 }
 
+// By all threads of a CTA: the table of rows, which CTAs write together, and what the first one has found
+// wrong.
+template <class Arguments, class Storage>
+__device__ inline void share_row_begins(const Arguments& arguments, Storage& smem, int fault) {
+  const RankComm& comm = arguments.params.comm;
+  const PackedSlices& slices = arguments.params.tiles.slices;
+  auto* const table = reinterpret_cast<int32_t*>(comm.staging + arguments.table_offset);
+  for (int rank = blockIdx.x; rank < comm.nranks; rank += gridDim.x) {
+    write_row_begins(slices, rank, table + static_cast<size_t>(rank) * (slices.num_sequences + 1), smem);
+  }
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  LaunchState& state = *comm.state;
+  if (fault >= 0) ptx::st_relaxed_gpu(&state.fault, ~static_cast<uint64_t>(fault));
+  const uint32_t num_writers = least(comm.nranks, static_cast<int>(gridDim.x));
+  if (blockIdx.x < num_writers) ptx::red_release_gpu_add(&state.num_counted, 1);
+  while (ptx::ld_acquire_gpu(&state.num_counted) < num_writers) __nanosleep(POLL_PAUSE_NS);
+  const uint64_t found = ptx::ld_relaxed_gpu(&state.fault);
+  if (found != 0) smem.fault = static_cast<int>(~found);
+  smem.params.tiles.slices.row_begins = table;
+}
+
+// By all threads of a CTA: brings what rows are looked up in to shared memory, if it fits.
+template <class Storage>
+__device__ inline void bring_near(Storage& smem) {
+  PackedSlices& slices = smem.params.tiles.slices;
+  const int num_bounds = slices.num_sequences + 1;
+  const int first_row_begin = slices.nranks == 1 ? 0 : num_bounds;
+  const int64_t num_entries = first_row_begin + int64_t{slices.nranks} * num_bounds;
+  if (num_entries > MOST_NEAR_ENTRIES) return;
+  for (int i = threadIdx.x; i < num_entries; i += Storage::NUM_THREADS)
+    smem.near_entries[i] = i < num_bounds ? slices.cu_seqlens[i] : slices.row_begins[i - num_bounds];
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    slices.cu_seqlens = smem.near_entries;
+    slices.row_begins = smem.near_entries + first_row_begin;
+  }
+  __syncthreads();
+}
+
 // By a warp: maps that end with the rank's last row, since what lies behind it may not be read. In device
 // memory, where each CTA has room of its own.
 template <class Arguments, class Storage>
@@ -133,34 +178,26 @@ __device__ inline bool begin_packed(const Arguments& arguments, Storage& smem, S
         reinterpret_cast<const uint32_t*>(&arguments.params)[word];
   }
   __syncthreads();
+  const bool is_alone = comm.nranks == 1;
   int fault = -1;
-  if (blockIdx.x == 0 || greets<Params>()) {
+  if (is_alone || blockIdx.x == 0 || greets<Params>()) {
     uint64_t hash = 0;
     look_at_cu_seqlens(slices, smem, &fault, &hash);
     if (threadIdx.x == 0) smem.params.comm.entry.modes[1] = hash;
   }
-  if (threadIdx.x == 0) smem.fault = -1;
+  if (threadIdx.x == 0) smem.fault = is_alone && !arguments.is_empty ? fault : -1;
   if (arguments.is_empty) {
     __syncthreads();
     return false;
   }
-  auto* const table = reinterpret_cast<int32_t*>(comm.staging + arguments.table_offset);
-  for (int rank = blockIdx.x; rank < comm.nranks; rank += gridDim.x) {
-    write_row_begins(slices, rank, table + static_cast<size_t>(rank) * (slices.num_sequences + 1), smem);
-  }
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    LaunchState& state = *comm.state;
-    if (fault >= 0) ptx::st_relaxed_gpu(&state.fault, ~static_cast<uint64_t>(fault));
-    const uint32_t num_writers = least(comm.nranks, static_cast<int>(gridDim.x));
-    if (blockIdx.x < num_writers) ptx::red_release_gpu_add(&state.num_counted, 1);
-    while (ptx::ld_acquire_gpu(&state.num_counted) < num_writers) __nanosleep(POLL_PAUSE_NS);
-    const uint64_t found = ptx::ld_relaxed_gpu(&state.fault);
-    if (found != 0) smem.fault = static_cast<int>(~found);
-    smem.params.tiles.slices.row_begins = table;
+  if (is_alone) {
+    if (threadIdx.x == 0) smem.params.tiles.slices.row_begins = slices.cu_seqlens;
+  } else {
+    share_row_begins(arguments, smem, fault);
   }
   __syncthreads();
   if (smem.fault >= 0) return false;
+  bring_near(smem);
   const int rows = smem.params.tiles.slices.rows(comm.rank);
   if (threadIdx.x == 0) {
     settle(smem.params, rows);

@@ -75,7 +75,11 @@ struct PackedSlices {
 
   // The sequence of a row that there is.
   MK_HOST_DEVICE int sequence_of(int rank, int row) const {
-    int low = 0, high = num_sequences;
+    return sequence_of(rank, row, 0, num_sequences - 1);
+  }
+  // Of one that is known to be from `first` to `last`.
+  MK_HOST_DEVICE int sequence_of(int rank, int row, int first, int last) const {
+    int low = first, high = last + 1;
     while (high - low > 1) {
       const int middle = low + (high - low) / 2;
       (row_begin(rank, middle) <= row ? low : high) = middle;
@@ -185,59 +189,69 @@ MK_HOST_DEVICE bool last_seeing(const PackedSlices& slices, int rank, const RowR
 // Keys of one head: block_n of a rank's rows, or what is left of them.
 struct PackedBlock {
   int step;        // whose: the order's source `step`
-  int index;       // among its source's
+  int row;         // its first
+  int index;       // of another rank's, among its source's
   bool is_masked;  // some query of the tile does not see all of it
 };
 
+// What takes long to find out of a tile of queries.
+struct PackedTile {
+  int num_blocks;  // of keys
+  int first_sequence, last_sequence;
+};
+
 // The blocks of which some of `queries`, at least one row, see something: source after source of the order.
+// Other ranks' keys arrive in blocks; this rank's own begin where the first is seen.
 template <class Order>
 class PackedKeyWalk {
  public:
   MK_HOST_DEVICE PackedKeyWalk(const PackedSlices& slices, const Order& order, int rank, int block_n,
                                const RowRange& queries)
+      : PackedKeyWalk(slices, order, rank, block_n, queries,
+                      {0, slices.sequence_of(rank, queries.begin), slices.sequence_of(rank, queries.end - 1)}) {
+    PackedKeyWalk stretches(*this);
+    while (stretches.next_stretch()) {
+      tile_.num_blocks += (stretches.end_ - stretches.row_) / block_n_;
+      stretches.row_ = stretches.end_;
+    }
+  }
+  // `tile`: that of the queries.
+  MK_HOST_DEVICE PackedKeyWalk(const PackedSlices& slices, const Order& order, int rank, int block_n,
+                               const RowRange& queries, const PackedTile& tile)
       : slices_(slices),
         order_(order),
         rank_(rank),
         block_n_(block_n),
         queries_(queries),
-        first_(packed_row(slices, rank, queries.begin)),
-        last_(packed_row(slices, rank, queries.end - 1)) {}
+        tile_(tile),
+        first_position_(slices.position_of(rank, tile.first_sequence, queries.begin)) {}
 
-  // How many there are: before the first next().
-  MK_HOST_DEVICE int count() const {
-    PackedKeyWalk stretches(*this);
-    int blocks = 0;
-    while (stretches.next_stretch()) {
-      blocks += stretches.end_ - stretches.index_;
-      stretches.index_ = stretches.end_;
-    }
-    return blocks;
-  }
+  MK_HOST_DEVICE const PackedTile& tile() const { return tile_; }
+  // How many there are in all.
+  MK_HOST_DEVICE int count() const { return tile_.num_blocks; }
   MK_HOST_DEVICE bool next(PackedBlock* block) {
-    if (index_ == end_ && !next_stretch()) return false;
-    const int row = index_ * block_n_;
-    *block = {step_, index_, last_begin_ > row || first_end_ < row + block_n_};
-    ++index_;
+    if (row_ == end_ && !next_stretch()) return false;
+    *block = {step_, row_, row_ / block_n_, last_begin_ > row_ || first_end_ < row_ + block_n_};
+    row_ += block_n_;
     return true;
   }
 
  private:
-  // Blocks behind those that have been taken.
+  // Blocks behind those that have been taken: what the queries of the next sequence see, together as much as
+  // the last of them.
   MK_HOST_DEVICE bool next_stretch() {
     while (true) {
-      RowRange seen = {0, 0};
-      bool has_some = false;
-      if (step_ >= 0 && first_.sequence != last_.sequence) {
-        has_some =
-            next_seen(slices_, source_, {index_ * block_n_, slices_.rows(source_)}, rank_, queries_, &seen);
-      } else if (step_ >= 0 && end_ == 0) {
-        // Queries of one sequence see together what the last one does.
-        seen = {last_begin_, last_end_};
-        has_some = seen.begin < seen.end;
-      }
-      if (has_some) {
-        index_ = seen.begin / block_n_;
-        end_ = (seen.end + block_n_ - 1) / block_n_;
+      while (step_ >= 0 && sequence_ <= tile_.last_sequence) {
+        const int sequence = sequence_++;
+        const RowRange all = slices_.rows_of(rank_, sequence);
+        const int last = least(queries_.end, all.end) - 1;
+        if (last < most(queries_.begin, all.begin)) continue;
+        const int position = slices_.causal ? slices_.position_of(rank_, sequence, last) : 0;
+        const RowRange seen = slices_.visible_rows(source_, sequence, position);
+        const int begin = most(end_, step_ == 0 ? seen.begin : seen.begin / block_n_ * block_n_);
+        if (seen.begin >= seen.end || begin >= seen.end) continue;
+        row_ = begin;
+        end_ = begin + (seen.end - begin + block_n_ - 1) / block_n_ * block_n_;
         return true;
       }
       if (step_ + 1 >= slices_.nranks) return false;
@@ -247,11 +261,10 @@ class PackedKeyWalk {
   MK_HOST_DEVICE void begin_source(int step) {
     step_ = step;
     source_ = order_.source(step, slices_.nranks);
-    first_end_ = slices_.visible_rows(source_, first_.sequence, first_.position).end;
-    const RowRange last = slices_.visible_rows(source_, last_.sequence, last_.position);
-    last_begin_ = last.begin;
-    last_end_ = last.end;
-    index_ = end_ = 0;
+    first_end_ = slices_.visible_rows(source_, tile_.first_sequence, first_position_).end;
+    last_begin_ = slices_.row_begin(source_, tile_.last_sequence);
+    sequence_ = tile_.first_sequence;
+    row_ = end_ = 0;
   }
 
   const PackedSlices& slices_;
@@ -259,34 +272,36 @@ class PackedKeyWalk {
   const int rank_;
   const int block_n_;
   const RowRange queries_;
-  const PackedRow first_, last_;
+  PackedTile tile_;
+  const int first_position_;
   int step_ = -1, source_ = 0;
-  // Rows of the source: where what the first query sees ends, and what the last one sees.
-  int first_end_ = 0, last_begin_ = 0, last_end_ = 0;
-  int index_ = 0, end_ = 0;  // blocks: the next, and behind the last of the stretch
+  int sequence_ = 0;  // the next, of the queries'
+  // Rows of the source: where what the first query sees ends, and where what the last one sees begins.
+  int first_end_ = 0, last_begin_ = 0;
+  int row_ = 0, end_ = 0;  // of the stretch, in blocks: the next, and behind the last
 };
 
-// A rank's tiles of queries, in the order of QueryTiles. `position` is not theirs: the rows have several
-// sequences.
+// A rank's tiles of queries, in the order of QueryTiles, or those of a head in another one. `position` is not
+// theirs: the rows have several sequences.
 struct PackedQueryTiles {
   PackedSlices slices;
   int rank;
   int heads;
   int kv_heads;
   int block_m;
+  int joint_heads = 1;              // of the key heads, the last so many together
+  const uint16_t* order = nullptr;  // of a head's tiles; null: the last first
 
   MK_HOST_DEVICE int tiles_of_head() const { return (slices.rows(rank) + block_m - 1) / block_m; }
   MK_HOST_DEVICE int size() const { return heads * tiles_of_head(); }
   MK_HOST_DEVICE QueryTile at(int index) const {
     const int tiles = tiles_of_head(), group = heads / kv_heads;
-    const int kv_head = index / (tiles * group);
-    const int within = index - kv_head * tiles * group;
-    const int from_end = within / group;
+    const QueryTilePlace place = query_tile_place(index, tiles, group, kv_heads, joint_heads);
     QueryTile tile;
     tile.batch = 0;
-    tile.kv_head = kv_head;
-    tile.head = kv_head * group + within - from_end * group;
-    tile.row = (tiles - 1 - from_end) * block_m;
+    tile.kv_head = place.kv_head;
+    tile.head = place.kv_head * group + place.head_of_group;
+    tile.row = (order != nullptr ? order[place.from_end] : tiles - 1 - place.from_end) * block_m;
     tile.position = 0;
     tile.num_rows = least(block_m, slices.rows(rank) - tile.row);
     return tile;

@@ -9,32 +9,10 @@
 
 namespace mk::ring_attention_backward {
 
-constexpr int MOST_NEAR_ENTRIES = 3072;
-
 template <class Config, class Params = PackedParams>
 struct PackedCudaStorage : CudaStorage<Config> {
   ring_attention::PackedStorage<Params, Config::NUM_THREADS> packed;
-  int32_t near_entries[MOST_NEAR_ENTRIES];  // cu_seqlens, then the table of rows
 };
-
-// By all threads of a CTA, behind begin_packed(): brings what rows are looked up in to shared memory, if it
-// fits. A tile begins with dozens of these loads one behind the other, and who waits for turns empties the L1
-// cache.
-template <class Config, class Params>
-__device__ inline void bring_near(PackedCudaStorage<Config, Params>& smem) {
-  PackedSlices& slices = smem.packed.params.tiles.slices;
-  const int num_bounds = slices.num_sequences + 1;
-  const int64_t num_entries = int64_t{slices.nranks + 1} * num_bounds;
-  if (num_entries > MOST_NEAR_ENTRIES) return;
-  for (int i = threadIdx.x; i < num_entries; i += Config::NUM_THREADS)
-    smem.near_entries[i] = i < num_bounds ? slices.cu_seqlens[i] : slices.row_begins[i - num_bounds];
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    slices.cu_seqlens = smem.near_entries;
-    slices.row_begins = smem.near_entries + num_bounds;
-  }
-  __syncthreads();
-}
 
 // What else follows from the number of this rank's rows.
 template <class Arguments, class Params>
@@ -58,7 +36,6 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   });
   if (goes_on) {
     choose_heads(smem.packed);
-    bring_near(smem);
     run_compute_cta<Config>(launch, smem.packed.params, smem, gridDim.x, [&] { greet_packed(smem.packed); });
   } else if (blockIdx.x == 0 && threadIdx.x < 32) {
     greet_packed(smem.packed);

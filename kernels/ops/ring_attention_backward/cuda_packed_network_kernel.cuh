@@ -35,7 +35,6 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1) ring_attention_backwar
   } else if (cta < num_compute_ctas) {
     if (cta >= num_compute_ctas - params.num_push_ctas)
       ring_attention::find_needs<Config::NUM_THREADS, false>(params, smem.needs);
-    bring_near(smem);
     run_compute_cta<Config>(launch, params, smem, num_compute_ctas, [] {});
   } else {
     ring_attention::find_needs<Config::NUM_THREADS, true>(params, smem.needs);
