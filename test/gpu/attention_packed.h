@@ -64,9 +64,9 @@ inline std::vector<AttentionCase> packed_cases(bool quick) {
   many.seq = 1200;
   many.causal = MK_CAUSAL_ZIGZAG;
   for (int bound = 0; bound <= many.seq; bound += 2) many.cu_seqlens.push_back(bound);
-  // So many that they do not fit into the shared memory that gradients have for them.
+  // So many that they do not fit into the shared memory that there is for them.
   AttentionCase& most = cases.emplace_back();
-  most.seq = 4200;
+  most.seq = 6400;
   most.causal = MK_CAUSAL_CONTIGUOUS;
   for (int bound = 0; bound <= most.seq; bound += 2) most.cu_seqlens.push_back(bound);
   AttentionCase& large = cases.emplace_back();
@@ -74,6 +74,16 @@ inline std::vector<AttentionCase> packed_cases(bool quick) {
   large.causal = MK_CAUSAL_ZIGZAG;
   large.heads = large.kv_heads = 2;
   large.cu_seqlens = {0, 1000, 1003, static_cast<int32_t>(large.seq)};
+  // More tiles than CTAs, which are listed.
+  for (const mk_causal_t causal : {MK_CAUSAL_NONE, MK_CAUSAL_CONTIGUOUS, MK_CAUSAL_ZIGZAG}) {
+    AttentionCase& listed = cases.emplace_back();
+    listed.seq = 700;
+    listed.causal = causal;
+    listed.heads = 30;
+    listed.kv_heads = 10;
+    listed.dim = causal == MK_CAUSAL_CONTIGUOUS ? 128 : 64;
+    listed.cu_seqlens = {0, 190, 190, 450, static_cast<int32_t>(listed.seq)};
+  }
   return cases;
 }
 

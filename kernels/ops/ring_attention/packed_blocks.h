@@ -164,28 +164,6 @@ MK_HOST_DEVICE int last_seen(const PackedSlices& slices, int source, const RowRa
   return -1;
 }
 
-// The last stretch of `queries`, rows of `rank`, of which each sees one of `keys`, rows of `source`. False:
-// there is none.
-MK_HOST_DEVICE bool last_seeing(const PackedSlices& slices, int rank, const RowRange& queries, int source,
-                                const RowRange& keys, RowRange* seeing) {
-  int row = queries.end - 1;
-  while (row >= queries.begin) {
-    const int sequence = slices.sequence_of(rank, row);
-    const RowRange all = slices.rows_of(source, sequence);
-    const int first = most(keys.begin, all.begin);
-    if (first < least(keys.end, all.end)) {
-      const int position = slices.causal ? slices.position_of(source, sequence, first) : 0;
-      const RowRange rows = slices.seeing_rows(rank, sequence, position);
-      *seeing = {most(queries.begin, rows.begin), least(row + 1, rows.end)};
-      if (seeing->begin < seeing->end) return true;
-    }
-    const int preceding = least(keys.end, all.begin) - 1;  // the last key before this sequence
-    if (preceding < keys.begin) return false;
-    row = slices.row_begin(rank, slices.sequence_of(source, preceding) + 1) - 1;
-  }
-  return false;
-}
-
 // Keys of one head: block_n of a rank's rows, or what is left of them.
 struct PackedBlock {
   int step;        // whose: the order's source `step`

@@ -50,7 +50,7 @@ struct PackedKeyTilesOf {
   }
   // Does this rank see something of it?
   MK_HOST_DEVICE bool is_seen(const KeyTile& tile) const {
-    return sees_some(slices, order.own(), source(tile.step), rows_of(tile));
+    return tile.step == 0 || sees_some(slices, order.own(), source(tile.step), rows_of(tile));
   }
   // Of the tiles from `first` on, those that are seen.
   MK_HOST_DEVICE int seen_among(int step, int first, int count) const {
@@ -78,6 +78,8 @@ class PackedQueryBlockWalk {
     const ring_attention::PackedRow first = packed_row(slices, source, keys.begin);
     const ring_attention::PackedRow last = packed_row(slices, source, keys.end - 1);
     const bool is_whole = keys.end - keys.begin == TILE_ROWS;
+    first_sequence_ = first.sequence;
+    sequence_ = last.sequence;
     see_first_ = slices.seeing_rows(rank, first.sequence, first.position);
     see_all_from_ = is_whole ? slices.seeing_rows(rank, last.sequence, last.position).begin : num_rows_;
     begins_sequence_ = slices.row_begin(source, first.sequence) == keys.begin;
@@ -94,13 +96,22 @@ class PackedQueryBlockWalk {
     while (walk.next(&stretch)) blocks += stretch.last - stretch.first + 1;
     return blocks;
   }
+  // Sequence after sequence of the keys, of which the first one is seen by most.
   MK_HOST_DEVICE bool next(QueryStretch* stretch) {
-    RowRange seeing;
-    if (!last_seeing(slices_, rank_, {0, least(end_ * BLOCK_ROWS, num_rows_)}, source_, keys_, &seeing))
-      return false;
-    *stretch = {0, seeing.begin / BLOCK_ROWS, blocks_of(seeing.end) - 1};
-    end_ = stretch->first;
-    return true;
+    while (sequence_ >= first_sequence_) {
+      const int sequence = sequence_--;
+      const RowRange all = slices_.rows_of(source_, sequence);
+      const int key = most(keys_.begin, all.begin);
+      if (key >= least(keys_.end, all.end)) continue;
+      const int position = slices_.causal ? slices_.position_of(source_, sequence, key) : 0;
+      const RowRange seeing = slices_.seeing_rows(rank_, sequence, position);
+      const int end = least(seeing.end, end_ * BLOCK_ROWS);
+      if (seeing.begin >= end) continue;
+      *stretch = {0, seeing.begin / BLOCK_ROWS, blocks_of(end) - 1};
+      end_ = stretch->first;
+      return true;
+    }
+    return false;
   }
   MK_HOST_DEVICE PackedQueryBlock block(const QueryStretch&, int index) const {
     const int row = index * BLOCK_ROWS;
@@ -125,7 +136,8 @@ class PackedQueryBlockWalk {
   int see_all_from_;          // where those begin that see the last one, if the tile is whole
   int see_none_before_from_;  // where those begin whose sequence has no key before the tile
   bool begins_sequence_;
-  int end_;  // blocks before this one are to come
+  int first_sequence_, sequence_;  // of the keys, and the next to come
+  int end_;                        // blocks before this one are to come
 };
 
 // As KeyTurnsOf, of all tiles of a head, seen or not.
