@@ -46,10 +46,7 @@ HeadRows head_rows(const RingAttentionCall& call, const void* data, int heads, i
 
 // `rows`: of this rank, as maps have them.
 cudaError_t launch_row_sums(const RingAttentionCall& call, const RingAttentionBackwardPlan& plan,
-                            const RankComm& comm, int64_t rows, cudaStream_t stream) {
-  const int64_t num_blocks =
-      int64_t{plan.panels.num_query_heads} * plan.panels.num_runs * plan.panels.run_blocks;
-  if (rows == 0 || num_blocks == 0) return cudaSuccess;
+                            const RankComm& comm, int64_t rows, int64_t num_blocks, cudaStream_t stream) {
   RowSumParams params{};
   params.state = comm.state;
   params.area = comm.memory[comm.rank] + comm.arena;
@@ -76,6 +73,23 @@ cudaError_t launch_row_sums(const RingAttentionCall& call, const RingAttentionBa
       &config, is_fp16 ? packed_row_sums_kernel<__half> : packed_row_sums_kernel<__nv_bfloat16>, packed);
 }
 
+// Where there are rows the first kernel comes behind all that was before, and one rank's second may begin
+// beside it.
+template <class Params>
+cudaError_t launch_both(const CudaKernelOf<Params>& kernel, const Params& params, int num_ctas,
+                        const RingAttentionCall& call, const RingAttentionBackwardPlan& plan,
+                        const RankComm& comm, int64_t rows, cudaStream_t stream) {
+  const int64_t num_blocks =
+      int64_t{plan.panels.num_query_heads} * plan.panels.num_runs * plan.panels.run_blocks;
+  const bool has_rows = rows > 0 && num_blocks > 0;
+  if (has_rows) {
+    const cudaError_t error = launch_row_sums(call, plan, comm, rows, num_blocks, stream);
+    if (error != cudaSuccess) return error;
+  }
+  const auto launch = has_rows && comm.nranks == 1 ? launch_early<Params> : launch_cooperatively<Params>;
+  return launch(kernel.kernel, params, num_ctas, kernel.num_threads, kernel.smem_bytes, stream);
+}
+
 // Of the kernels of packed sequences: fills in what all of them have, then enqueues both kernels.
 template <class Params>
 cudaError_t launch_packed_with(const CudaTableOf<ring_attention::PackedArguments<Params>>& table,
@@ -99,10 +113,7 @@ cudaError_t launch_packed_with(const CudaTableOf<ring_attention::PackedArguments
   params.dq = head_rows(call, call.dq, call.heads, rows);
   params.dk = head_rows(call, call.dk, call.kv_heads, rows);
   params.dv = head_rows(call, call.dv, call.kv_heads, rows);
-  const cudaError_t error = launch_row_sums(call, plan, comm, rows, stream);
-  if (error != cudaSuccess) return error;
-  return launch_cooperatively(kernel.kernel, arguments, num_ctas, kernel.num_threads, kernel.smem_bytes,
-                              stream);
+  return launch_both(kernel, arguments, num_ctas, call, plan, comm, rows, stream);
 }
 
 int num_ctas_between_nodes(const RingAttentionBackwardPlan& plan) {
@@ -158,9 +169,7 @@ cudaError_t launch_with(const CudaTableOf<Params>& table, const RingAttentionCal
   params.dq = head_rows(call, call.dq, call.heads, rows);
   params.dk = head_rows(call, call.dk, call.kv_heads, rows);
   params.dv = head_rows(call, call.dv, call.kv_heads, rows);
-  const cudaError_t error = launch_row_sums(call, plan, comm, rows, stream);
-  if (error != cudaSuccess) return error;
-  return launch_cooperatively(kernel.kernel, params, num_ctas, kernel.num_threads, kernel.smem_bytes, stream);
+  return launch_both(kernel, params, num_ctas, call, plan, comm, rows, stream);
 }
 
 cudaError_t launch_in_node(const RingAttentionCall& call, const RingAttentionBackwardPlan& plan,

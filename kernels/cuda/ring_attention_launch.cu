@@ -72,6 +72,13 @@ cudaError_t launch(const CudaKernelOf<Params>& kernel, const Params& params, int
                    cudaStream_t stream) {
   return launch_cooperatively(kernel.kernel, params, num_ctas, kernel.num_threads, kernel.smem_bytes, stream);
 }
+// Of CTAs that compute.
+template <class Params>
+cudaError_t launch_in_node(const CudaKernelOf<Params>& kernel, const Params& params, const RankComm& comm,
+                           int num_ctas, cudaStream_t stream) {
+  if (comm.nranks > 1) return launch(kernel, params, num_ctas, stream);
+  return launch_early(kernel.kernel, params, num_ctas, kernel.num_threads, kernel.smem_bytes, stream);
+}
 
 cudaError_t launch_in_node(const RingAttentionCall& call, const RingAttentionPlan& plan, const RankComm& comm,
                            cudaStream_t stream) {
@@ -80,7 +87,7 @@ cudaError_t launch_in_node(const RingAttentionCall& call, const RingAttentionPla
                                    call, plan, comm, &params);
   if (kernel == nullptr) return cudaErrorInvalidValue;
   params.panels = plan.panels;
-  return launch(*kernel, params, plan.plan.compute_ctas, stream);
+  return launch_in_node(*kernel, params, comm, plan.plan.compute_ctas, stream);
 }
 
 // What kernels of packed sequences have in common; null: there is no such map.
@@ -109,7 +116,7 @@ cudaError_t launch_packed(const RingAttentionCall& call, const RingAttentionPlan
                      call, plan, comm, &arguments);
   if (kernel == nullptr) return cudaErrorInvalidValue;
   arguments.params.panels = plan.panels;
-  return launch(*kernel, arguments, plan.plan.compute_ctas, stream);
+  return launch_in_node(*kernel, arguments, comm, plan.plan.compute_ctas, stream);
 }
 
 int num_ctas_between_nodes(const RingAttentionPlan& plan) {

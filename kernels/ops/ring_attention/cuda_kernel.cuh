@@ -14,6 +14,7 @@
 #include "kernels/ops/ring_attention/cuda_parts.cuh"
 #include "kernels/ops/ring_attention/cuda_push.cuh"
 #include "kernels/ptx/elect.cuh"
+#include "kernels/ptx/grid_dependency.cuh"
 #include "kernels/ptx/tma.cuh"
 
 namespace mk::ring_attention {
@@ -436,6 +437,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
   extern __shared__ __align__(1024) uint8_t smem_bytes[];
   CudaStorage<Config>& smem = *reinterpret_cast<CudaStorage<Config>*>(smem_bytes);
   const RankLaunch launch(params.comm);
+  ptx::await_previous_grid();
   launch.begin_cta();
   run_compute_cta<Config>(launch, params, smem, gridDim.x, [&] { launch.greet(); });
   launch.end_cta();

@@ -34,6 +34,7 @@ __device__ __forceinline__ int count_packed_rows(const PackedSlices& slices, int
 template <class Element>
 __global__ void __launch_bounds__(32 * ROW_SUM_WARPS)
     packed_row_sums_kernel(const __grid_constant__ PackedRowSumParams params) {
+  if (threadIdx.x == 0) ptx::let_next_grid_come();
   const RowSumParams& of_sums = params.sums;
   const QueryRowPlaces& places = of_sums.places;
   const int rows = count_packed_rows(params.slices, of_sums.rank);

@@ -8,6 +8,7 @@
 #include "kernels/ops/ring_attention_backward/cuda_parts.cuh"
 #include "kernels/ops/ring_attention_backward/cuda_query_sums.cuh"
 #include "kernels/ops/ring_attention_backward/cuda_tiles.cuh"
+#include "kernels/ptx/grid_dependency.cuh"
 #include "kernels/ptx/tma.cuh"
 
 namespace mk::ring_attention_backward {
@@ -109,6 +110,7 @@ class Producer {
 
   // All turns with some blocks of queries are over.
   __device__ __forceinline__ void await_whole(int chunk) const {
+    ptx::await_previous_grid();
     for_each_block(params_, chunk, [&](const QueryBlock& block, int64_t number) {
       const auto tiles = key_tiles_of(params_);
       const int key_head = block.head / (params_.tiles.heads / params_.tiles.kv_heads);
@@ -137,6 +139,7 @@ class Producer {
       load_keys(attention_.tile[block], &attention_.tile_full, tile.step, tile.head, tile.run,
                 first_block + block);
     }
+    ptx::await_previous_grid();  // which has found out what is to be known of rows
     QueryStretch stretch;
     while (walk.next(&stretch)) {
       for (int index = stretch.last; index >= stretch.first;) {

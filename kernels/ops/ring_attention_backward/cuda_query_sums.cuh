@@ -5,6 +5,7 @@
 
 #include "kernels/device/rank_launch.cuh"
 #include "kernels/ops/ring_attention_backward/cuda_params.h"
+#include "kernels/ptx/grid_dependency.cuh"
 #include "kernels/ptx/mbarrier.cuh"
 #include "kernels/ptx/memory.cuh"
 #include "kernels/ptx/tma.cuh"
@@ -127,6 +128,7 @@ __device__ __forceinline__ void add_to_queries(const RankLaunch& launch, const P
                                                int which) {
   constexpr int BLOCK_BYTES = sizeof(smem.attention.staged);
   const auto& turns = smem.turns;
+  ptx::await_previous_grid();  // from when on no block has had a turn
   for (uint32_t number = which; turns.await(number); number += 2) {
     const auto& turn = turns.turn(number);
     const bool is_first = turn.before == 0;

@@ -8,6 +8,7 @@
 #include <cuda_fp16.h>
 
 #include "kernels/ops/ring_attention_backward/cuda_params.h"
+#include "kernels/ptx/grid_dependency.cuh"
 #include "kernels/ptx/memory.cuh"
 
 namespace mk::ring_attention_backward {
@@ -62,6 +63,7 @@ __device__ __forceinline__ void sum_block(const HeadRows& o, const HeadRows& d_o
 template <class Element>
 __global__ void __launch_bounds__(32 * ROW_SUM_WARPS)
     row_sums_kernel(const __grid_constant__ RowSumParams params) {
+  if (threadIdx.x == 0) ptx::let_next_grid_come();
   const QueryRowPlaces& places = params.places;
   const int bank = bank_of(ptx::ld_relaxed_sys(&params.state->ends.epoch) + 1);
   std::byte* const area = params.area + bank * params.bank_bytes;
