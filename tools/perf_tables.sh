@@ -81,7 +81,7 @@ is_wanted() {
   return 1
 }
 
-# table NAME [VARIABLE=VALUE...] mk-perf|compare_attention ARGUMENT...
+# table NAME [VARIABLE=VALUE...] mk-perf|compare_attention|compare_packed_attention ARGUMENT...
 table() {
   local name=$1 variables=()
   shift
@@ -153,8 +153,21 @@ if [ "$gpus" -eq 1 ]; then
   fi
   shapes ",$attention" batch=1,seq={256,512,1024,2048} batch=1,seq={256,512,1024,2048},causal=1
   table short-backward mk-perf ring_attention_backward -g 1 --baseline none --iters 8 "${shapes[@]}"
-  shapes ",$attention" batch=1,seq=24576,packed=2 batch=1,seq=12288,packed=8 batch=1,seq=24576,packed=8,causal=1 batch=1,seq=4096,packed=16,causal=1
-  table packed-backward mk-perf ring_attention_backward -g 1 --baseline none --iters 6 --check "${shapes[@]}"
+  shapes ",$attention" batch=1,seq={24576,12288,8192},packed=8{,",causal=1"} batch=1,seq=24576,packed=2,causal=1 batch=1,seq=12288,packed=1{,",causal=1"} batch=1,seq={4096,8192},packed=16{,",causal=1"}
+  packed=("${shapes[@]}")
+  shapes ,heads=16,kv_heads=16,dim=64 batch=1,seq=24576,packed=8{,",causal=1"} batch=1,seq=4096,packed=16,causal=1
+  packed+=("${shapes[@]}")
+  # Few tiles.
+  shapes ,heads=4,kv_heads=4,dim=128 batch=1,seq=8192,packed=2,causal=1 batch=1,seq=16384,packed=4
+  packed+=("${shapes[@]}")
+  for operator in ring_attention ring_attention_backward; do
+    table "packed-${operator//_/-}" mk-perf "$operator" -g 1 --baseline none --iters 8 "${packed[@]}"
+    table "checked-packed-${operator//_/-}" mk-perf "$operator" -g 1 --baseline none --iters 1 --warmup 0 --check "${packed[@]}"
+  done
+  if [ -n "$list" ] || python3 -c 'import torch' 2>/dev/null; then
+    table packed-pytorch compare_packed_attention --iters 8 "${packed[@]}"
+    table packed-pytorch-gradients compare_packed_attention --gradients --iters 8 "${packed[@]}"
+  fi
   shapes ,hidden=7168,inter=2048,experts=128,topk=8 tokens={8,128,4096,16384}
   for operator in moe_dispatch_gemm moe_gemm_combine; do
     table "experts-${operator//_/-}" mk-perf "$operator" -g 1 --baseline none --check --iters 6 "${shapes[@]}"
