@@ -188,12 +188,13 @@ mk_status_t put_to_stopped(mk_comm_t comm, const RankProcess& self) {
   // 16-byte aligned
   args.a = reinterpret_cast<const void*>((reinterpret_cast<uintptr_t>(row.data()) + 15) / 16 * 16);
   args.lda = kWide;
-  if (self.rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1000));
+  // Rank 1 is to have entered by the time it is stopped, however slow it is.
+  if (self.rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(4000));
   mk_status_t status = mk_allgather_gemm(comm, &args, nullptr);
   Report ready;
   ready.kind = Report::kReady;
   if (self.rank() == 1) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    std::this_thread::sleep_for(std::chrono::milliseconds(2000));
     self.tell(ready);
   }
   const mk_status_t ended = mk_comm_synchronize(comm, nullptr);
