@@ -24,6 +24,7 @@ import tempfile
 # NVLink multicast stays off, whatever the libraries would choose.
 ENVIRONMENT = {'NCCL_NVLS_ENABLE': '0', 'TORCH_SYMM_MEM_DISABLE_MULTICAST': '1', 'NVSHMEM_DISABLE_NVLS': '1'}
 KEYS = ('batch', 'seq', 'heads', 'kv_heads', 'dim', 'causal', 'zigzag')
+DEFAULTS = {'causal': 0, 'zigzag': 0}
 ALONE_MULTIPLE = 128
 ERROR_LIMIT = 1e-2  # every block is rounded to 16 bits before it is merged, and the result once more
 SPIN_CYCLES = 6_000_000  # about 3 ms a launch, in which the host enqueues it
@@ -38,17 +39,19 @@ class Refusal(Exception):
 # ---- shapes and operations
 
 
-def parse_shape(text):
-    shape = {'causal': 0, 'zigzag': 0}
+def parse_shape(text, keys=KEYS, defaults=None):
+    """A shape with these keys; those without a default must be there, and not 0."""
+    defaults = DEFAULTS if defaults is None else defaults
+    shape = dict(defaults)
     for item in text.split(','):
         key, equals, value = item.partition('=')
-        if key not in KEYS or not equals or not value.isdecimal():
-            raise Refusal(f'--shape "{text}": expected {",".join(k + "=N" for k in KEYS)}, saw "{item}"')
+        if key not in keys or not equals or not value.isdecimal():
+            raise Refusal(f'--shape "{text}": expected {",".join(k + "=N" for k in keys)}, saw "{item}"')
         shape[key] = int(value)
-    missing = [key for key in KEYS if not shape.get(key) and key not in ('causal', 'zigzag')]
+    missing = [key for key in keys if not shape.get(key) and key not in defaults]
     if missing:
         raise Refusal(f'--shape "{text}": {missing[0]} is missing or 0')
-    return {key: shape[key] for key in KEYS}
+    return {key: shape[key] for key in keys}
 
 
 def preset_shapes():
@@ -57,7 +60,7 @@ def preset_shapes():
 
 
 def shape_text(shape):
-    return ','.join(f'{key}={shape[key]}' for key in KEYS)
+    return ','.join(f'{key}={value}' for key, value in shape.items())
 
 
 def check_shape(shape, ranks):
@@ -409,6 +412,16 @@ def parse_arguments(arguments):
     return options
 
 
+def check_writable(path):
+    """Before minutes of measuring. None: nothing is to be written."""
+    try:
+        if path:
+            with open(path, 'w', encoding='utf-8'):
+                pass
+    except OSError as error:
+        raise Refusal(f'--json {path}: cannot write: {error.strerror}') from error
+
+
 def load_torch():
     try:
         import torch
@@ -436,12 +449,7 @@ def run(options):
         raise Refusal(f'-g {ranks}: PyTorch sees {torch.cuda.device_count()} GPUs')
     for shape in shapes:
         check_shape(shape, ranks)
-    if options.json:
-        try:  # before minutes of measuring
-            with open(options.json, 'w', encoding='utf-8'):
-                pass
-        except OSError as error:
-            raise Refusal(f'--json {options.json}: cannot write: {error.strerror}') from error
+    check_writable(options.json)
     modes = ['isolated', 'back-to-back'] if options.mode == 'both' else [options.mode]
     with tempfile.TemporaryDirectory() as folder:
         job = {'ranks': ranks, 'shapes': shapes, 'gradients': options.gradients, 'dtype': options.dtype, 'modes': modes,

@@ -13,32 +13,21 @@ long. Needs PyTorch 2.10 or newer with CUDA and cuDNN.
 
 import argparse
 import json
+import os
 import statistics
 import sys
 
 import compare_attention
-from compare_attention import Refusal
+from compare_attention import Refusal, shape_text
 
 KEYS = ('batch', 'seq', 'heads', 'kv_heads', 'dim', 'causal', 'packed')
 
 
 def parse_shape(text):
-    shape = {'batch': 1, 'causal': 0}
-    for item in text.split(','):
-        key, equals, value = item.partition('=')
-        if key not in KEYS or not equals or not value.isdecimal():
-            raise Refusal(f'--shape "{text}": expected {",".join(k + "=N" for k in KEYS)}, saw "{item}"')
-        shape[key] = int(value)
-    missing = [key for key in KEYS if not shape.get(key) and key != 'causal']
-    if missing:
-        raise Refusal(f'--shape "{text}": {missing[0]} is missing or 0')
+    shape = compare_attention.parse_shape(text, KEYS, {'causal': 0})
     if shape['batch'] != 1 or shape['causal'] > 1 or shape['heads'] != shape['kv_heads']:
         raise Refusal(f'--shape "{text}": expected batch=1, causal=0 or 1, and as many kv_heads as heads')
-    return {key: shape[key] for key in KEYS}
-
-
-def shape_text(shape):
-    return ','.join(f'{key}={shape[key]}' for key in KEYS)
+    return shape
 
 
 def bounds(seq, count):
@@ -50,7 +39,7 @@ def flops(shape, gradients):
     """Of two products, or with gradients of five."""
     ends = bounds(shape['seq'], shape['packed'])
     lengths = [end - begin for begin, end in zip(ends, ends[1:])]
-    pairs = sum(n * (n + 1) // 2 if shape['causal'] else n * n for n in lengths)
+    pairs = sum(compare_attention.pairs(length, shape['causal']) for length in lengths)
     return (10 if gradients else 4) * pairs * shape['heads'] * shape['dim']
 
 
@@ -132,6 +121,8 @@ def main(arguments):
         parser.error('--iters: expected 1 or more')
     try:
         shapes = [parse_shape(text) for text in options.shape]
+        os.environ.update(compare_attention.ENVIRONMENT)
+        compare_attention.check_writable(options.json)
         torch = compare_attention.load_torch()
         results = run(torch, shapes, options)
     except Refusal as refusal:

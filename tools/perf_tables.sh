@@ -158,7 +158,9 @@ if [ "$gpus" -eq 1 ]; then
   shapes ,heads=16,kv_heads=16,dim=64 batch=1,seq=24576,packed=8{,",causal=1"} batch=1,seq=4096,packed=16,causal=1
   packed+=("${shapes[@]}")
   # Few tiles.
-  shapes ,heads=4,kv_heads=4,dim=128 batch=1,seq=8192,packed=2,causal=1 batch=1,seq=16384,packed=4
+  shapes ,heads=4,kv_heads=4,dim=128 batch=1,seq=8192,packed={2,4},causal=1 batch=1,seq=16384,packed=4
+  packed+=("${shapes[@]}")
+  shapes ,heads=8,kv_heads=8,dim=128 batch=1,seq=8192,packed=4,causal=1
   packed+=("${shapes[@]}")
   for operator in ring_attention ring_attention_backward; do
     table "packed-${operator//_/-}" mk-perf "$operator" -g 1 --baseline none --iters 8 "${packed[@]}"

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
-#include "kernels/cuda/cooperative_launch.h"
 #include "kernels/cuda/gemm_type.h"
+#include "kernels/cuda/kernel_launch.h"
 #include "kernels/gemm/tensor_map.h"
 #include "kernels/ops/moe_dispatch_gemm/cuda_network_kernel.cuh"
 #include "kernels/ops/moe_gemm_combine/cuda_network_kernel.cuh"

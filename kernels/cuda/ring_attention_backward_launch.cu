@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "kernels/cuda/cooperative_launch.h"
+#include "kernels/cuda/kernel_launch.h"
 #include "kernels/cuda/ring_attention_tensors.h"
 #include "kernels/ops/ring_attention_backward/cuda_network_kernel.cuh"
 #include "kernels/ops/ring_attention_backward/cuda_packed_kernel.cuh"

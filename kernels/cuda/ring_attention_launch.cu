@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-#include "kernels/cuda/cooperative_launch.h"
+#include "kernels/cuda/kernel_launch.h"
 #include "kernels/cuda/ring_attention_tensors.h"
 #include "kernels/ops/ring_attention/cuda_network_kernel.cuh"
 #include "kernels/ops/ring_attention/cuda_packed_kernel.cuh"
@@ -68,16 +68,10 @@ const CudaKernelOf<Params>* fill_params(const CudaTableOf<Params>& table, const 
 }
 
 template <class Params>
-cudaError_t launch(const CudaKernelOf<Params>& kernel, const Params& params, int num_ctas,
+cudaError_t launch(const CudaKernelOf<Params>& kernel, const Params& params, const RankComm& comm, int num_ctas,
                    cudaStream_t stream) {
-  return launch_cooperatively(kernel.kernel, params, num_ctas, kernel.num_threads, kernel.smem_bytes, stream);
-}
-// Of CTAs that compute.
-template <class Params>
-cudaError_t launch_in_node(const CudaKernelOf<Params>& kernel, const Params& params, const RankComm& comm,
-                           int num_ctas, cudaStream_t stream) {
-  if (comm.nranks > 1) return launch(kernel, params, num_ctas, stream);
-  return launch_early(kernel.kernel, params, num_ctas, kernel.num_threads, kernel.smem_bytes, stream);
+  const auto launch = comm.nranks == 1 ? launch_early<Params> : launch_cooperatively<Params>;
+  return launch(kernel.kernel, params, num_ctas, kernel.num_threads, kernel.smem_bytes, stream);
 }
 
 cudaError_t launch_in_node(const RingAttentionCall& call, const RingAttentionPlan& plan, const RankComm& comm,
@@ -87,7 +81,7 @@ cudaError_t launch_in_node(const RingAttentionCall& call, const RingAttentionPla
                                    call, plan, comm, &params);
   if (kernel == nullptr) return cudaErrorInvalidValue;
   params.panels = plan.panels;
-  return launch_in_node(*kernel, params, comm, plan.plan.compute_ctas, stream);
+  return launch(*kernel, params, comm, plan.plan.compute_ctas, stream);
 }
 
 // What kernels of packed sequences have in common; null: there is no such map.
@@ -116,7 +110,7 @@ cudaError_t launch_packed(const RingAttentionCall& call, const RingAttentionPlan
                      call, plan, comm, &arguments);
   if (kernel == nullptr) return cudaErrorInvalidValue;
   arguments.params.panels = plan.panels;
-  return launch_in_node(*kernel, arguments, comm, plan.plan.compute_ctas, stream);
+  return launch(*kernel, arguments, comm, plan.plan.compute_ctas, stream);
 }
 
 int num_ctas_between_nodes(const RingAttentionPlan& plan) {
@@ -133,7 +127,7 @@ cudaError_t launch_between_nodes(const RingAttentionCall& call, const RingAttent
   params.panels = plan.network;
   params.nodes = plan.nodes;
   params.num_compute_ctas = plan.plan.compute_ctas;
-  return launch(*kernel, params, num_ctas_between_nodes(plan), stream);
+  return launch(*kernel, params, comm, num_ctas_between_nodes(plan), stream);
 }
 
 cudaError_t launch_packed_between_nodes(const RingAttentionCall& call, const RingAttentionPlan& plan,
@@ -146,7 +140,7 @@ cudaError_t launch_packed_between_nodes(const RingAttentionCall& call, const Rin
   arguments.params.panels = plan.packed_network;
   arguments.params.nodes = plan.nodes;
   arguments.params.num_compute_ctas = plan.plan.compute_ctas;
-  return launch(*kernel, arguments, num_ctas_between_nodes(plan), stream);
+  return launch(*kernel, arguments, comm, num_ctas_between_nodes(plan), stream);
 }
 
 }  // namespace

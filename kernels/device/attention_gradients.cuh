@@ -112,7 +112,7 @@ class AttentionGradientConsumer {
     ptx::fence_proxy_async_shared_cta();
     __syncwarp();
     release(smem_.stream_empty[stage_]);
-    if constexpr (!Config::ARE_PAIRS) release(smem_.d_outputs_empty[d_outputs_stage()]);
+    if constexpr (!Config::ARE_PAIRS) release(smem_.d_outputs_empty[d_outputs_stage_]);
   }
   __device__ __forceinline__ void advance() {
     if (++stage_ == Config::NUM_STAGES) {

@@ -35,7 +35,7 @@ class ComparePackedAttentionTest(unittest.TestCase):
 
     def test_lengths_and_operations(self):
         self.assertEqual(compare.bounds(60, 3), [0, 10, 30, 60])
-        shape = compare.parse_shape('seq=60,heads=2,kv_heads=2,dim=64,packed=3')
+        shape = compare.parse_shape('batch=1,seq=60,heads=2,kv_heads=2,dim=64,packed=3')
         self.assertEqual(compare.flops(shape, False), 4 * (100 + 400 + 900) * 2 * 64)
         shape['causal'] = 1
         self.assertEqual(compare.flops(shape, True), 10 * (55 + 210 + 465) * 2 * 64)
