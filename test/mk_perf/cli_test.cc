@@ -369,6 +369,17 @@ TEST_CASE("ring attention passes its check in every mode, and on a sample of a l
   }
 }
 
+// Of 4 MiB the benchmark has more sets than of less.
+TEST_CASE("ranks whose operands are of different sizes launch as often") {
+  for (const auto& [name, shape] :
+       {std::pair{"allgather_gemm", "m=1005,n=8,k=4096"},
+        {"ring_attention_backward", "batch=1,seq=33,heads=949,kv_heads=949,dim=16"}}) {
+    const Outcome outcome = mk_perf(with({name, "-g", "2", "--check", "--shape", shape}, kQuick));
+    INFO(name << "\n" << outcome.err << outcome.out);
+    CHECK(outcome.exit_code == 0);
+  }
+}
+
 TEST_CASE("ranks of a launcher find each other by a file, past what an earlier job left there") {
   const Folder folder;
   const std::string id_path = folder.path / "id";

@@ -160,8 +160,11 @@ class Benchmark {
     }
   }
 
-  static Rotation rotation_of(const Context& context, std::unique_ptr<Problem> problem) {
-    const int num_sets = number_of_sets(problem->bytes_per_set());
+  // As many sets on every rank, whose shares may differ: a set is filled, and launched, by all of them
+  // together.
+  Rotation rotation_of(const Context& context, std::unique_ptr<Problem> problem) const {
+    const double most_bytes = input_.group.maximum({static_cast<double>(problem->bytes_per_set())})[0];
+    const int num_sets = number_of_sets(static_cast<size_t>(most_bytes));
     return Rotation(context.comm, std::move(problem), num_sets);
   }
 
