@@ -239,7 +239,8 @@ typedef void (*mk_log_callback_t)(void *user, mk_log_level_t level, const char *
 
 /* Sends log lines up to `level` to callback(user, ...), called from any thread of the library, which holds a
  * lock meanwhile: the callback must not call the library. callback NULL: back to standard error at the level of
- * MK_LOG (default: error). Nothing is ever written to standard output.
+ * MK_LOG (default: warn). Nothing is ever written to standard output. Warnings are errors of launches, as soon
+ * as they are known, launches that peers have not entered for wait_timeout_ms, and trouble with the network.
  * MK_ERROR_INVALID_ARGUMENT: level is not one of mk_log_level_t. */
 MK_API mk_status_t mk_set_log_callback(mk_log_callback_t callback, void *user, mk_log_level_t level);
 
@@ -353,10 +354,12 @@ typedef struct mk_flight_entry {
   int64_t duration_us;    /* so far, when running */
 } mk_flight_entry_t;
 
-/* Copies the last launches of this rank, oldest first, at most `capacity` (the library keeps 64). Any thread, but
- * not in a function that CUDA calls (cudaLaunchHostFunc). Waits for no launch; on CUDA it asks the GPU which have
- * ended, by a small copy, and where that stands in a queue behind other work (CUDA_DEVICE_MAX_CONNECTIONS=1) goes
- * on after 0.2 s with what was last known. MK_ERROR_INVALID_HANDLE; MK_ERROR_INVALID_ARGUMENT: a NULL pointer. */
+/* Copies the last launches of this rank, oldest first, at most `capacity` (the library keeps 64). With several ranks
+ * each replay of a captured call is a launch; the kernels of one rank alone keep no record, so on CUDA such a call is
+ * there, and in info->epoch, once, when it is captured. Any thread, but not in a function that CUDA calls
+ * (cudaLaunchHostFunc). Waits for no launch; on CUDA it asks the GPU which have ended, by a small copy, and where that
+ * stands in a queue behind other work (CUDA_DEVICE_MAX_CONNECTIONS=1) goes on after 0.2 s with what was last known.
+ * MK_ERROR_INVALID_HANDLE; MK_ERROR_INVALID_ARGUMENT: a NULL pointer. */
 MK_API mk_status_t mk_comm_get_flight_record(mk_comm_t comm, mk_flight_entry_t *entries, size_t capacity,
                                              size_t *count);
 

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: MIT
 #include "wait_report.h"
 
+#include <algorithm>
 #include <cstdio>
+
+#include "lib/log.h"
 
 namespace mk {
 
@@ -32,6 +35,24 @@ void report_timeout(const ExecutorContext& context, const WaitReport& wait) {
              static_cast<unsigned long long>(wait.index), from.c_str(),
              static_cast<unsigned long long>(wait.seen), static_cast<unsigned long long>(wait.expected),
              cause));
+}
+
+void log_absent(const ExecutorContext& context, mk_operator_t op, uint64_t epoch,
+                const std::vector<AbsentPeer>& peers) {
+  if (peers.empty()) return;
+  constexpr size_t kMostNamed = 8;
+  std::string named;
+  for (size_t i = 0; i < std::min(peers.size(), kMostNamed); ++i) {
+    named += format("%srank %d (its last launch: %llu)", i == 0 ? "" : ", ", peers[i].rank,
+                    static_cast<unsigned long long>(peers[i].last_epoch));
+  }
+  if (peers.size() > kMostNamed) named += format(" and %zu others", peers.size() - kMostNamed);
+  log(MK_LOG_WARN,
+      "rank %d has waited %lld ms in %s (launch %llu) for %s to enter it, and goes on waiting: all of them "
+      "live. "
+      "If they are not merely late, ranks have not made the same calls",
+      context.topology.rank, static_cast<long long>(context.config.wait_timeout_ms), operator_name(op),
+      static_cast<unsigned long long>(epoch), named.c_str());
 }
 
 }  // namespace mk

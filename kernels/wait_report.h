@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "executor.h"
 
@@ -23,5 +24,15 @@ struct WaitReport {
 
 // Reports MK_ERROR_TIMEOUT, which ends the communicator.
 void report_timeout(const ExecutorContext& context, const WaitReport& wait);
+
+// A peer that has not entered a launch.
+struct AbsentPeer {
+  int rank;
+  uint64_t last_epoch;  // that it has entered; 0: none
+};
+
+// Tells the log whom a launch has waited for since wait_timeout_ms, and goes on waiting for: they live.
+void log_absent(const ExecutorContext& context, mk_operator_t op, uint64_t epoch,
+                const std::vector<AbsentPeer>& peers);
 
 }  // namespace mk

@@ -9,7 +9,7 @@ namespace mk::env {
 namespace {
 
 constexpr Variable kVariables[] = {
-    {"MK_LOG", "error", "Log level on standard error: none, error, warn, info, debug."},
+    {"MK_LOG", "warn", "Log level on standard error: none, error, warn, info, debug."},
     {"MK_SOCKET_IFNAME", "",
      "Network interfaces for the bootstrap: comma-separated prefixes; ^ in front excludes them, = in front "
      "asks for "

@@ -24,10 +24,10 @@ struct Sink {
   static mk_log_level_t level_of_environment() {
     const std::string wanted = env::text("MK_LOG");
     if (wanted == "none") return MK_LOG_NONE;
-    if (wanted == "warn") return MK_LOG_WARN;
+    if (wanted == "error") return MK_LOG_ERROR;
     if (wanted == "info") return MK_LOG_INFO;
     if (wanted == "debug") return MK_LOG_DEBUG;
-    return MK_LOG_ERROR;
+    return MK_LOG_WARN;
   }
 };
 

@@ -298,19 +298,58 @@ cudaError_t CudaRank::await_copy(Deadline deadline) const {
   return state;
 }
 
-LaunchEnds CudaRank::ends() const {
-  const std::lock_guard lock(ends_mutex_);
+template <class Copy>
+bool CudaRank::ask_gpu(Copy&& copy) const {
   const CurrentDevice current(device_);
   const BesideCaptures beside;
   const Deadline deadline = Deadline::after(kAnswerTime);
   // One that an earlier caller has given up may be as old as that.
-  if (is_copying_ && await_copy(deadline) == cudaErrorNotReady) return ends_;
-  if (cudaMemcpyAsync(&mailbox_->ends, &state_->ends, sizeof(LaunchEnds), cudaMemcpyDeviceToHost, copies_) ==
-          cudaSuccess &&
-      await_copy(deadline) == cudaSuccess) {
+  if (is_copying_ && await_copy(deadline) == cudaErrorNotReady) return false;
+  return copy() == cudaSuccess && await_copy(deadline) == cudaSuccess;
+}
+
+LaunchEnds CudaRank::ends() const {
+  const std::lock_guard lock(copies_mutex_);
+  if (ask_gpu([&] {
+        return cudaMemcpyAsync(&mailbox_->ends, &state_->ends, sizeof(LaunchEnds), cudaMemcpyDeviceToHost,
+                               copies_);
+      })) {
     ends_ = mailbox_->ends;
   }
   return ends_;
+}
+
+void CudaRank::look_for_absent() {
+  const uint64_t started = std::atomic_ref<uint64_t>(mailbox_->started).load(std::memory_order_acquire);
+  const auto now = std::chrono::steady_clock::now();
+  if (started != watched_epoch_) {
+    watched_epoch_ = started;
+    watched_since_ = now;
+    has_looked_for_absent_ = false;
+  }
+  const std::chrono::milliseconds patience(context_.config.wait_timeout_ms);
+  if (started == 0 || has_looked_for_absent_ || now - watched_since_ < patience) return;
+  has_looked_for_absent_ = true;
+  if (context_.abort.raised()) return;
+  // Of a launch that has ended, or is at work, all entries are there.
+  const int nranks = context_.topology.nranks;
+  std::vector<AbsentPeer> absent;
+  {
+    const std::lock_guard lock(copies_mutex_);
+    if (!ask_gpu([&] {
+          const std::byte* const epochs = memory_->local(ControlLayout{nranks}.entry(0, 0));
+          return cudaMemcpy2DAsync(mailbox_->entries, sizeof(uint64_t), epochs, sizeof(EntryRecord),
+                                   sizeof(uint64_t), 2 * nranks, cudaMemcpyDeviceToHost, copies_);
+        })) {
+      return;
+    }
+    for (int rank = 0; rank < nranks; ++rank) {
+      const uint64_t last = std::max(mailbox_->entries[rank], mailbox_->entries[nranks + rank]);
+      if (rank != context_.topology.rank && last < started) absent.push_back({rank, last});
+    }
+  }
+  log_absent(context_, static_cast<mk_operator_t>(mailbox_->flights[started % NUM_FLIGHTS].op), started,
+             absent);
 }
 
 bool CudaRank::idle() const {
@@ -379,6 +418,7 @@ void CudaRank::watch() {
     stopping_.wait_for(lock, kWatchInterval);
     lock.unlock();
     look();
+    look_for_absent();
     lock.lock();
   }
 }

@@ -7,6 +7,7 @@
 #include <cuda_runtime_api.h>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -85,9 +86,14 @@ class CudaRank {
   Status agree_on_room(Deadline deadline);
   // The GPU's own; as they were last known while it does not answer, being busy or lost.
   LaunchEnds ends() const;
+  // Has what copy() enqueues on copies_ arrived in the mailbox? Under copies_mutex_.
+  template <class Copy>
+  bool ask_gpu(Copy&& copy) const;
   cudaError_t await_copy(Deadline deadline) const;
   void report(const DeviceError& error);
   void watch();
+  // By the watcher: says whom a launch waits for, once it has for long.
+  void look_for_absent();
 
   const ExecutorContext& context_;
   const TopologyArrays arrays_;
@@ -106,8 +112,8 @@ class CudaRank {
   HostMailbox* device_mailbox_ = nullptr;  // as the device does
   const int device_;
   uint64_t birth_ns_ = 0;
-  cudaStream_t copies_ = nullptr;  // of launches' ends, from state_ to mailbox_
-  mutable std::mutex ends_mutex_;
+  cudaStream_t copies_ = nullptr;  // of what the host asks of launches, to mailbox_
+  mutable std::mutex copies_mutex_;
   mutable bool is_copying_ = false;
   mutable LaunchEnds ends_{};
   std::atomic<uint64_t> num_enqueued_{0};
@@ -117,6 +123,11 @@ class CudaRank {
   std::mutex stop_mutex_;
   std::condition_variable stopping_;
   bool stop_ = false;
+  // The watcher's: the last launch that has begun, when it was first seen, and whether whom it waits for has
+  // been looked at.
+  uint64_t watched_epoch_ = 0;
+  std::chrono::steady_clock::time_point watched_since_;
+  bool has_looked_for_absent_ = false;
   std::thread watcher_;
 };
 

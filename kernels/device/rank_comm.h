@@ -77,7 +77,9 @@ struct HostMailbox {
   DeviceError error;
   alignas(128) uint64_t started;  // an epoch
   DeviceFlight flights[NUM_FLIGHTS];
-  LaunchEnds ends;  // the host's copy; no kernel's
+  // The host's copies; no kernel's.
+  LaunchEnds ends;
+  uint64_t entries[2 * MAX_GPU_RANKS];  // epochs, of bank 0, then of bank 1
 };
 
 // Of a CTA that computes, at most.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "host_launch.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "../wait_report.h"
@@ -48,9 +49,20 @@ void HostLaunch::raise_flag(int local_rank, int index) const {
   rank.ring(local_rank);
 }
 
-bool HostLaunch::has_entered(int source) const {
-  EntryRecord* record = rank.entry(view().local_rank(), bank, source);
-  return std::atomic_ref<uint64_t>(record->epoch).load(std::memory_order_acquire) >= epoch;
+uint64_t HostLaunch::entry_epoch(int in_bank, int source) const {
+  EntryRecord* record = rank.entry(view().local_rank(), in_bank, source);
+  return std::atomic_ref<uint64_t>(record->epoch).load(std::memory_order_acquire);
+}
+
+void HostLaunch::look_for_absent() {
+  const std::chrono::milliseconds patience(context.config.wait_timeout_ms);
+  if (std::chrono::steady_clock::now() - begun_at_ <= patience || has_looked_for_absent_.exchange(true)) return;
+  std::vector<AbsentPeer> absent;
+  for (int source = 0; source < view().nranks; ++source) {
+    if (source != view().rank && !has_entered(source))
+      absent.push_back({source, std::max(entry_epoch(0, source), entry_epoch(1, source))});
+  }
+  log_absent(context, op(), epoch, absent);
 }
 
 bool HostLaunch::direct_output(int a, int b) const {
@@ -97,6 +109,7 @@ bool Waiter::sleep(const WaitTarget& target) {
   // abort token when it ends): it may be compiling, or writing a checkpoint.
   const HostHooks* hooks = launch_.hooks;
   const bool has_deadline = !hooks || !hooks->has_deadline || hooks->has_deadline(launch_.view().rank, role_);
+  if (!launch_.all_entered()) launch_.look_for_absent();
   if (launch_.all_entered() && has_deadline) {
     const auto start = std::max(since_, launch_.entered_at());
     const std::chrono::milliseconds patience(launch_.context.config.wait_timeout_ms);

@@ -63,7 +63,7 @@ class HostLaunch {
   void take_signal(int index) const { rank.take_signal(bank, index); }
 
   // --- entries
-  bool has_entered(int source) const;
+  bool has_entered(int source) const { return entry_epoch(bank, source) >= epoch; }
   const EntryRecord& entry(int source) const { return *rank.entry(view().local_rank(), bank, source); }
   // Do both ranks of this node offer the same place of symmetric memory for their output? Both have entered.
   bool direct_output(int a, int b) const;
@@ -90,9 +90,15 @@ class HostLaunch {
   void set_all_entered();
   bool all_entered() const { return all_entered_.load(std::memory_order_acquire); }
   std::chrono::steady_clock::time_point entered_at() const { return entered_at_; }
+  // By a role that waits while not all have entered: says who has not, once it is time to.
+  void look_for_absent();
 
  private:
+  uint64_t entry_epoch(int in_bank, int source) const;
+
   const Arena& arena_;
+  const std::chrono::steady_clock::time_point begun_at_ = std::chrono::steady_clock::now();
+  std::atomic<bool> has_looked_for_absent_{false};
   std::atomic<bool> mismatch_{false};
   std::string mismatch_sentence_;
   std::string data_error_;

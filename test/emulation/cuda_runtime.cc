@@ -2,6 +2,7 @@
 // As much of CUDA's runtime as CudaRank needs, for a GPU whose memory is the host's; and its symmetric memory.
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -38,6 +39,14 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind)
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t) {
   for (size_t i = 0; i < bytes / 8; ++i) {
     static_cast<uint64_t*>(to)[i] = __atomic_load_n(static_cast<const uint64_t*>(from) + i, __ATOMIC_ACQUIRE);
+  }
+  return cudaSuccess;
+}
+cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,
+                              size_t height, cudaMemcpyKind kind, cudaStream_t stream) {
+  for (size_t row = 0; row < height; ++row) {
+    cudaMemcpyAsync(static_cast<std::byte*>(to) + row * to_pitch,
+                    static_cast<const std::byte*>(from) + row * from_pitch, width, kind, stream);
   }
   return cudaSuccess;
 }

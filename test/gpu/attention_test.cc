@@ -116,13 +116,13 @@ void run_packed(Seat& seat, Watchdog& watchdog, int rank, int nranks, const std:
 
 // The others have tiles that are cut, and parts of them that never get their keys.
 template <class Direction>
-void run_without_last(Rank& rank, const mk::test::RankJob& job, const AttentionProblem& problem,
-                      Watchdog& watchdog) {
+void run_without_last(Rank& rank, const mk::test::LogLines& lines, const mk::test::RankJob& job,
+                      const AttentionProblem& problem, Watchdog& watchdog) {
   Seat seat(job, rank.rank, rank.comm, rank.stream);
   AttentionLaunch launch(seat.session, problem);
   DeviceTensors tensors(problem.attention, rows_of(problem, seat), seat.stream);
   run_absent(
-      rank, tally, watchdog, Direction::NAME, [&] { run_case<Direction>(seat, problem, false); },
+      rank, lines, tally, watchdog, Direction::NAME, [&] { run_case<Direction>(seat, problem, false); },
       [&] { return Direction::call(seat, arguments_on<Direction>(launch, tensors)); });
   const auto& failures = seat.session.failures();
   tally.check(failures.empty(), failures.empty() ? "" : "a late rank: " + failures.back());
@@ -165,9 +165,11 @@ int main(int argc, char** argv) {
     run_packed<Backward>(seat, watchdog, rank.rank, options.nranks, packed, options.quick);
     watchdog.stage(rank.rank, "ending", 60, rank.comm);
   });
-  run_impatient_ranks(options.nranks,
-                      [&](Rank& rank) { run_without_last<Forward>(rank, all, cut[0], watchdog); });
-  run_impatient_ranks(options.nranks,
-                      [&](Rank& rank) { run_without_last<Backward>(rank, all, cut[0], watchdog); });
+  run_impatient_ranks(options.nranks, [&](Rank& rank, const mk::test::LogLines& lines) {
+    run_without_last<Forward>(rank, lines, all, cut[0], watchdog);
+  });
+  run_impatient_ranks(options.nranks, [&](Rank& rank, const mk::test::LogLines& lines) {
+    run_without_last<Backward>(rank, lines, all, cut[0], watchdog);
+  });
   return tally.finish();
 }

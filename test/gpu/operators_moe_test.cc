@@ -183,7 +183,8 @@ void run_data_errors(Rank& rank, const std::deque<MoeProblem>& problems, Watchdo
   rank.meet();
 }
 
-void run_without_last(Rank& rank, const MoeProblem& problem, bool combines, Watchdog& watchdog) {
+void run_without_last(Rank& rank, const mk::test::LogLines& lines, const MoeProblem& problem, bool combines,
+                      Watchdog& watchdog) {
   MoeLayer layer(rank, rank.comm, rank.nranks, problem, problem.capacity());
   const mk_moe_maxima_t maxima = layer.maxima();
   require(mk_moe_dispatch_gemm_prepare(rank.comm, &maxima), "mk_moe_dispatch_gemm_prepare", rank.comm);
@@ -195,7 +196,7 @@ void run_without_last(Rank& rank, const MoeProblem& problem, bool combines, Watc
     check(tally, rank, problem, "dispatch, a late rank", layer.wrong_dispatch());
     check(tally, rank, problem, "combine, a late rank", layer.wrong_combine());
   };
-  run_absent(rank, tally, watchdog, combines ? "mk_moe_gemm_combine" : "mk_moe_dispatch_gemm", checked,
+  run_absent(rank, lines, tally, watchdog, combines ? "mk_moe_gemm_combine" : "mk_moe_dispatch_gemm", checked,
              [&] { return combines ? layer.combine() : layer.dispatch(); });
 }
 
@@ -239,8 +240,9 @@ int main(int argc, char** argv) {
     watchdog.stage(rank.rank, "leaving", 60, rank.comm);
   });
   for (const bool combines : {false, true}) {
-    run_impatient_ranks(nranks,
-                        [&](Rank& rank) { run_without_last(rank, replay_problems[0], combines, watchdog); });
+    run_impatient_ranks(nranks, [&](Rank& rank, const mk::test::LogLines& lines) {
+      run_without_last(rank, lines, replay_problems[0], combines, watchdog);
+    });
   }
   return tally.finish();
 }

@@ -6,6 +6,7 @@
 #include "test/multi_rank/exact_call.h"
 #include "test/multi_rank/thread_job.h"
 #include "test/support/catch.h"
+#include "test/support/log_lines.h"
 
 using namespace mk::test;
 
@@ -234,6 +235,7 @@ TEST_CASE("the report of a wait names the waiter and what it waited for") {
 TEST_CASE("a peer that has not entered is waited for beyond wait_timeout_ms") {
   JobOptions options(node_layout(3, GENERATE(1, 3)));
   options.config.wait_timeout_ms = 100;
+  const LogLines lines(MK_LOG_WARN);
   ThreadJob job(options);
   REQUIRE(failures(job.started()) == "");
   std::vector<std::string> wrong(3);
@@ -249,6 +251,13 @@ TEST_CASE("a peer that has not entered is waited for beyond wait_timeout_ms") {
   INFO(text_of(outcomes));
   CHECK(all_answer(outcomes, MK_SUCCESS));
   CHECK(wrong == std::vector<std::string>(3));
+  // Those that waited have told the log for whom, once.
+  for (const int waiter : {0, 2}) {
+    CHECK(lines.count({"rank " + std::to_string(waiter) + " has",
+                       " waited 100 ms in gemm_reduce_scatter (launch 1) for rank 1 (its "
+                       "last launch: 0) to enter it, and goes on waiting"}) == 1);
+  }
+  CHECK(lines.count({" to enter it"}) == 2);
   CHECK(all_answer(job.finalize(), MK_SUCCESS));
 }
 
