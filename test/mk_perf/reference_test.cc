@@ -121,6 +121,25 @@ TEST_CASE("zero equals minus zero") {
   CHECK(zero.comparison(true).relative_error() == 0);
 }
 
+TEST_CASE("the error of few elements counts less, and where the reference is zero it counts by itself") {
+  Comparison comparison;
+  comparison.squared_reference = 100;
+  comparison.squared_error = 1;
+  comparison.num_elements = 64;
+  const auto is_near = [&](double expected) {
+    return std::abs(comparison.relative_error() - expected) <= 0.002 * expected;
+  };
+  CHECK(is_near(0.05));
+  comparison.num_elements = 64000;
+  CHECK(is_near(0.1));
+  comparison.squared_reference = 0;
+  CHECK(is_near(std::sqrt(1 / 64000.0)));
+  Comparison other = comparison;
+  other.merge(comparison);
+  CHECK(other.num_elements == 128000);
+  CHECK(Comparison().relative_error() == 0);
+}
+
 TEST_CASE("a sample stays within its budget, reaches the corners and finds what is wrong everywhere") {
   const Window large = {0, 0, 4096, 2048};
   const Sample sample = choose_sample(large, 4096, int64_t{1} << 24, 1);

@@ -106,8 +106,10 @@ void add_sample(const InputMatrix& matrix, const Window& window, const Sample& s
 }
 
 double Comparison::relative_error() const {
-  if (squared_reference == 0) return squared_error == 0 ? 0 : INFINITY;
-  return std::sqrt(squared_error / squared_reference);
+  if (squared_error == 0) return 0;
+  const auto count = static_cast<double>(num_elements);
+  const double squared = squared_reference > 0 ? squared_reference : count;
+  return std::sqrt(squared_error / squared) * (count / (count + 64));
 }
 
 void Comparison::merge(const Comparison& other) {
@@ -115,6 +117,7 @@ void Comparison::merge(const Comparison& other) {
   exact = exact && other.exact;
   squared_error += other.squared_error;
   squared_reference += other.squared_reference;
+  num_elements += other.num_elements;
   if (problem.empty()) problem = other.problem;
 }
 
@@ -122,6 +125,7 @@ Comparison compare(const Output& output, const Sample& sample, const std::vector
                    bool must_be_exact) {
   Comparison result;
   check_written(output, result);
+  result.num_elements = static_cast<int64_t>(reference.size());
   for (size_t i = 0; i < sample.rows.size(); ++i) {
     for (size_t j = 0; j < sample.cols.size(); ++j) {
       const int64_t row = sample.rows[i];
