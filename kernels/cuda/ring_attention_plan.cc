@@ -174,13 +174,9 @@ Status check_cuda_call(const RingAttentionCall& call) {
 
 CudaSlices cuda_slices(const RingAttentionCall& call, int nranks, bool zigzag) {
   const int64_t num_slices = zigzag ? 2 * nranks : nranks;
-  return {static_cast<int>(call.seq),
-          nranks,
-          static_cast<int>(std::max<int64_t>(1, ceil_div(call.seq, num_slices))),
-          call.causal != MK_CAUSAL_NONE,
-          zigzag,
-          0,
-          nullptr};
+  return {static_cast<int>(call.seq), nranks,
+          static_cast<int>(std::max<int64_t>(1, ceil_div(call.seq, num_slices))), call.causal != MK_CAUSAL_NONE,
+          zigzag};
 }
 
 PackedSlices packed_slices(const RingAttentionCall& call, int nranks, bool zigzag) {

@@ -54,9 +54,8 @@ class GradientRank {
     params.comm.entry.output_offset = kNoOutput;
     params.comm.entry.shape[0] = shape.seq;
     const int nranks = params.comm.nranks, num_slices = shape.zigzag ? 2 * nranks : nranks;
-    const CudaSlices slices = {
-        shape.seq, nranks, std::max(1, (shape.seq + num_slices - 1) / num_slices), shape.causal, shape.zigzag,
-        0,         nullptr};
+    const CudaSlices slices = {shape.seq, nranks, std::max(1, (shape.seq + num_slices - 1) / num_slices),
+                               shape.causal, shape.zigzag};
     params.tiles = {slices, rank_.rank, 1, shape.kv_heads, shape.kv_heads, TILE_ROWS};
     NetworkGradientPanels& panels = params.panels;
     panels.nranks = nranks;

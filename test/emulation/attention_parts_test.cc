@@ -46,7 +46,7 @@ class Launches {
  public:
   // Two stretches of cut tiles behind whole ones.
   Launches(int seq, int dim) : seq_(seq), dim_(dim) {
-    const CudaSlices slices = {seq, 1, seq, false, false, 0, nullptr};
+    const CudaSlices slices = {seq, 1, seq, false, false};
     params_.tiles = {slices, 0, 1, HEADS, 1, Config::BLOCK_M};
     const int num_tiles = params_.tiles.size();
     params_.items.num_stretches = 3;

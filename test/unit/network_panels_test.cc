@@ -201,8 +201,7 @@ TEST_CASE("a rank needs all panels of another's run or none") {
     const int seq = 1 + static_cast<int>(random() % 600);
     const int mode = static_cast<int>(random() % 3);
     const int num_slices = mode == 2 ? 2 * nranks : nranks;
-    const CudaSlices slices = {seq, nranks, (seq + num_slices - 1) / num_slices, mode > 0, mode == 2,
-                               0,   nullptr};
+    const CudaSlices slices = {seq, nranks, (seq + num_slices - 1) / num_slices, mode > 0, mode == 2};
     NetworkPanels panels{};
     set_needs(slices, &panels);
     for (int source = 0; source < nranks; ++source) {

@@ -22,7 +22,6 @@ namespace {
 
 // A random cut of a random sequence, and the same in schedule.h's words.
 struct Cut {
-  std::vector<int32_t> cu_seqlens;
   CudaSlices slices;
   Slices expected;
   QueryTiles tiles;
@@ -32,21 +31,13 @@ struct Cut {
     const auto below = [&](uint64_t bound) { return static_cast<int>(random() % bound); };
     const int nranks = 1 + below(5), seq = 1 + below(300);
     const bool causal = below(2) == 0, zigzag = causal && below(2) == 0;
-    int num_sequences = 0;
-    if (!zigzag && below(3) == 0) {
-      num_sequences = 1 + below(5);
-      cu_seqlens = {0, seq};
-      for (int i = 1; i < num_sequences; ++i) cu_seqlens.push_back(below(static_cast<uint64_t>(seq) + 1));
-      std::sort(cu_seqlens.begin(), cu_seqlens.end());
-    }
     const int num_slices = zigzag ? 2 * nranks : nranks;
-    slices = {seq,           nranks,           (seq + num_slices - 1) / num_slices, causal, zigzag,
-              num_sequences, cu_seqlens.data()};
-    expected = {seq, nranks, causal, zigzag, num_sequences, cu_seqlens.data()};
+    slices = {seq, nranks, (seq + num_slices - 1) / num_slices, causal, zigzag};
+    expected = {seq, nranks, causal, zigzag, 0, nullptr};
     const int kv_heads = 1 + below(3);
     tiles = {slices,
              below(static_cast<uint64_t>(nranks)),
-             num_sequences > 0 ? 1 : 1 + below(2),
+             1 + below(2),
              kv_heads * (1 + below(3)),
              kv_heads,
              1 + below(40),
@@ -55,16 +46,14 @@ struct Cut {
     block_n = 1 + below(40);
   }
 
-  bool sees(int64_t query, int64_t key) const {
-    return key >= expected.visible_begin(query) && key < expected.visible_end(query);
-  }
+  bool sees(int64_t query, int64_t key) const { return key < expected.visible_end(query); }
 };
 
 // "" or what is wrong with the blocks that a tile takes.
 std::string walk_problem(const Cut& cut, const QueryTile& tile) {
   const CudaSlices& slices = cut.slices;
   const int last = tile.position + tile.num_rows - 1;
-  KeyBlockWalk walk(slices, RingOrder{cut.tiles.rank}, cut.block_n, visible_range(slices, tile.position, last));
+  KeyBlockWalk walk(slices, RingOrder{cut.tiles.rank}, cut.block_n, visible_ends(slices, tile.position, last));
   std::set<int> keys;
   int step = 0, left = walk.count();
   for (KeyBlock block; walk.next(&block);) {
@@ -166,7 +155,7 @@ TEST_CASE("blocks that are left out are those that would have come") {
     const Cut cut(random);
     if (cut.tiles.size() == 0) continue;
     const QueryTile tile = cut.tiles.at(static_cast<int>(random() % static_cast<uint64_t>(cut.tiles.size())));
-    const VisibleRange visible = visible_range(cut.slices, tile.position, tile.position + tile.num_rows - 1);
+    const VisibleEnds visible = visible_ends(cut.slices, tile.position, tile.position + tile.num_rows - 1);
     KeyBlockWalk all(cut.slices, RingOrder{cut.tiles.rank}, cut.block_n, visible), rest(all);
     const int num_blocks = all.count();
     const int left_out = static_cast<int>(random() % (static_cast<uint64_t>(num_blocks) + 1));
@@ -215,7 +204,7 @@ TEST_CASE("every tile is handed out once, whole or in all its parts, for which t
         const QueryTile queries = tiles.at(tile);
         KeyBlockWalk walk(
             tiles.slices, RingOrder{rank}, block_n,
-            visible_range(tiles.slices, queries.position, queries.position + queries.num_rows - 1));
+            visible_ends(tiles.slices, queries.position, queries.position + queries.num_rows - 1));
         const int num_blocks = walk.count();
         REQUIRE(parts <= MOST_PARTS);
         REQUIRE(parts <= num_blocks);

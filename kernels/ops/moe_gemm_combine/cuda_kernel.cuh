@@ -304,7 +304,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
       });
     }
   }
-  launch.end_cta();
+  moe::end_routed_cta(launch);
 }
 
 template <GemmTile TILE, class Element, bool B_TRANSPOSED>

@@ -27,15 +27,14 @@ struct CudaTile {
 constexpr CudaTile CUDA_TILES[] = {{64, 128, 128, 4}, {64, 192, 128, 4}, {128, 128, 128, 2}};
 constexpr int NUM_CUDA_TILES = 3;
 
-// Which positions a rank holds, 32 bits wide and without divisions: what schedule.h's Slices says.
+// Which positions a rank holds of one sequence, 32 bits wide and without divisions: what schedule.h's Slices
+// says.
 struct CudaSlices {
   int seq;
   int nranks;
   int slice_rows;  // of all slices but the last
   bool causal;
   bool zigzag;
-  int num_sequences;          // packed; 0: one, the whole
-  const int32_t* cu_seqlens;  // [num_sequences + 1]
 
   MK_HOST_DEVICE int num_runs() const { return zigzag ? 2 : 1; }
   MK_HOST_DEVICE int slice(int rank, int run) const { return run == 0 ? rank : 2 * nranks - 1 - rank; }
@@ -48,34 +47,16 @@ struct CudaSlices {
   MK_HOST_DEVICE int first_row(int rank, int run) const { return run == 0 ? 0 : count(rank, 0); }
   MK_HOST_DEVICE int rows(int rank) const { return count(rank, 0) + (zigzag ? count(rank, 1) : 0); }
 
-  // The sequence of `position`, which is one of a run.
-  MK_HOST_DEVICE int sequence_at(int position) const {
-    int low = 0, high = num_sequences;
-    while (high - low > 1) {
-      const int middle = (low + high) / 2;
-      (cu_seqlens[middle] <= position ? low : high) = middle;
-    }
-    return low;
-  }
-  // A query at `position` sees [visible_begin, visible_end).
-  MK_HOST_DEVICE int visible_begin(int position) const {
-    return num_sequences > 0 ? cu_seqlens[sequence_at(position)] : 0;
-  }
-  MK_HOST_DEVICE int visible_end(int position) const {
-    if (causal) return position + 1;
-    return num_sequences > 0 ? cu_seqlens[sequence_at(position) + 1] : seq;
-  }
+  // A query at `position` sees those before this one.
+  MK_HOST_DEVICE int visible_end(int position) const { return causal ? position + 1 : seq; }
 };
 
-// Positions that the first and the last query of some consecutive ones see. Together they see all from the
-// first's begin to the last's end.
-struct VisibleRange {
-  int first_begin, first_end;
-  int last_begin, last_end;
+// Where what the first and the last query of some consecutive ones see ends.
+struct VisibleEnds {
+  int of_first, of_last;
 };
-MK_HOST_DEVICE VisibleRange visible_range(const CudaSlices& slices, int first_position, int last_position) {
-  return {slices.visible_begin(first_position), slices.visible_end(first_position),
-          slices.visible_begin(last_position), slices.visible_end(last_position)};
+MK_HOST_DEVICE VisibleEnds visible_ends(const CudaSlices& slices, int first_position, int last_position) {
+  return {slices.visible_end(first_position), slices.visible_end(last_position)};
 }
 
 // In which order a rank takes keys inside a node: its own, then those of the next ranks in turn.
@@ -101,7 +82,7 @@ template <class Order>
 class KeyBlockWalk {
  public:
   MK_HOST_DEVICE KeyBlockWalk(const CudaSlices& slices, const Order& order, int block_n,
-                              const VisibleRange& visible)
+                              const VisibleEnds& visible)
       : slices_(slices), order_(order), block_n_(block_n), visible_(visible) {}
 
   // How many there are: before the first next().
@@ -119,8 +100,7 @@ class KeyBlockWalk {
     const int end = least(position + block_n_, run_end_);
     // Keys behind the run's end are masked, too.
     const bool is_whole = position + block_n_ <= run_end_;
-    *block = {step_,    run_,     index_,
-              position, run_end_, !is_whole || visible_.last_begin > position || visible_.first_end < end};
+    *block = {step_, run_, index_, position, run_end_, !is_whole || visible_.of_first < end};
     ++index_;
     return true;
   }
@@ -143,17 +123,16 @@ class KeyBlockWalk {
     const int source = order_.source(step_, slices_.nranks);
     begin_ = slices_.begin(source, run_);
     run_end_ = begin_ + slices_.count(source, run_);
-    const int first = most(visible_.first_begin, begin_);
-    const int end = least(visible_.last_end, run_end_);
-    index_ = (first - begin_) / block_n_;
-    end_ = first < end ? (end - begin_ + block_n_ - 1) / block_n_ : 0;
+    const int end = least(visible_.of_last, run_end_);
+    index_ = 0;
+    end_ = begin_ < end ? (end - begin_ + block_n_ - 1) / block_n_ : 0;
     return true;
   }
 
   const CudaSlices& slices_;
   const Order order_;
   const int block_n_;
-  const VisibleRange visible_;
+  const VisibleEnds visible_;
   int step_ = 0, run_ = -1;
   int index_ = 0, end_ = 0;  // of the run's blocks: the next, and behind the last
   int begin_ = 0, run_end_ = 0;
@@ -275,8 +254,7 @@ MK_HOST_DEVICE bool sees_some(const CudaSlices& slices, int receiver, int begin,
   for (int run = 0; run < slices.num_runs(); ++run) {
     const int count = slices.count(receiver, run);
     if (count == 0) continue;
-    const int first = slices.begin(receiver, run);
-    if (slices.visible_begin(first) < end && slices.visible_end(first + count - 1) > begin) return true;
+    if (end > 0 && slices.visible_end(slices.begin(receiver, run) + count - 1) > begin) return true;
   }
   return false;
 }

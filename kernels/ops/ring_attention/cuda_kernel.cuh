@@ -68,7 +68,7 @@ template <class Config, class Params, class Storage>
 __device__ __forceinline__ auto key_walk(const Params& params, const Storage&, const QueryTile& tile) {
   const CudaSlices& slices = params.tiles.slices;
   return KeyBlockWalk(slices, key_order(params), Config::BLOCK_N,
-                      visible_range(slices, tile.position, tile.position + tile.num_rows - 1));
+                      visible_ends(slices, tile.position, tile.position + tile.num_rows - 1));
 }
 __device__ __forceinline__ int run_of(const KeyBlock& block) { return block.run; }
 // Of a block of this rank's own keys.
@@ -99,9 +99,12 @@ class Producer {
     QueryTile tile_before;
     Block block_before;
     bool has_before = false;
-    for (int item = take(); item < end;) {
+    for (int item = first_item(); item < end;) {
       const QueryItem work = item_at(params_, item);
       const QueryTile tile = params_.tiles.at(work.tile);
+      // The queries are on their way while it is found out what they see; unless that takes so long that it is
+      // better not to wait for their room first.
+      if constexpr (!IsPacked<Params>) load_queries(tile);
       auto walk = key_walk<Config>(params_, smem_, tile);
       int num_blocks = walk.count();
       if constexpr (!IsPacked<Params>) {
@@ -111,7 +114,9 @@ class Producer {
           walk.skip(begin);
         }
       }
-      begin_tile(item, work_of(work, tile, num_blocks, walk));
+      put_item(smem_.items, cursor_, item,
+               [&] { smem_.tiles[cursor_.slot] = work_of(work, tile, num_blocks, walk); });
+      if constexpr (IsPacked<Params>) load_queries(tile);
       const int next = take();  // ahead of its use
       tracer.begin(TraceKind::load, item);
       Block block;
@@ -142,8 +147,15 @@ class Producer {
     }
   };
 
+  // With one rank no CTA pushes before it begins, and each knows its first item without asking. Of packed
+  // sequences they begin less alike.
+  __device__ __forceinline__ bool is_dealt() const { return !IsPacked<Params> && params_.comm.nranks == 1; }
+  __device__ __forceinline__ int first_item() const {
+    return is_dealt() ? static_cast<int>(blockIdx.x) : take();
+  }
   __device__ __forceinline__ int take() const {
-    return static_cast<int>(atomicAdd(&params_.comm.state->gather_ticket, 1u));
+    const int ticket = static_cast<int>(atomicAdd(&params_.comm.state->gather_ticket, 1u));
+    return is_dealt() ? static_cast<int>(gridDim.x) + ticket : ticket;
   }
 
   template <class Walk>
@@ -159,11 +171,7 @@ class Producer {
     }
     return work;
   }
-  __device__ __forceinline__ void begin_tile(int item, const TileWork& work) {
-    const QueryTile& tile = work.tile;
-    wait_barrier(&smem_.items.empty[cursor_.slot], cursor_.phase ^ 1);
-    smem_.tiles[cursor_.slot] = work;
-    put_item(smem_.items, cursor_, item);
+  __device__ __forceinline__ void load_queries(const QueryTile& tile) {
     AttentionStorage<Config>& smem = smem_.attention;
     uint64_t* const full = &smem.queries_full[queries_.index];
     wait_barrier(&smem.queries_empty[queries_.index], queries_.phase ^ 1);
@@ -238,21 +246,19 @@ class Producer {
 
 // ---------------------------------------------------------------- computing
 
-// Hides what a thread's two rows do not see, all but [begin, end), of columns of which the first has the number
-// `first_column`. A thread has the columns 8 j + 2 (lane % 4) and the next.
-template <int NUM_LOGITS>
-__device__ __forceinline__ void hide_columns(float (&logits)[NUM_LOGITS], int first_column,
-                                             const int (&begin)[2], const int (&end)[2]) {
-  const int first = first_column + threadIdx.x % 4 * 2;
+// The first column of a thread: it has columns 8 j and 8 j + 1 from there on.
+__device__ __forceinline__ int first_column_of_thread() { return threadIdx.x % 4 * 2; }
+
+// Of a thread's two rows, hides what they do not see: hides(row, column), which counts from its first column.
+template <int NUM_LOGITS, class Hides>
+__device__ __forceinline__ void hide_columns(float (&logits)[NUM_LOGITS], Hides&& hides) {
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    const int from = begin[row] - first, to = end[row] - first;
 #pragma unroll
     for (int i = 0; i < NUM_LOGITS; i += 4) {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        const int column = i * 2 + j;
-        if (column < from || column >= to) logits[i + 2 * row + j] = -INFINITY;
+        if (hides(row, i * 2 + j)) logits[i + 2 * row + j] = -INFINITY;
       }
     }
   }
@@ -270,20 +276,20 @@ class KeyMask {
     for (int row = 0; row < 2; ++row) {
       // Rows behind the tile's last see what that one sees; nothing is stored for them.
       const int position = tile.position + least(row_in_tile_ + 8 * row, tile.num_rows - 1);
-      begin_[row] = params_.tiles.slices.visible_begin(position);
       end_[row] = params_.tiles.slices.visible_end(position);
     }
   }
   template <class Config, int NUM_LOGITS>
   __device__ __forceinline__ void hide(float (&logits)[NUM_LOGITS], const KeyBlock& block) {
-    const int end[2] = {least(end_[0], block.run_end), least(end_[1], block.run_end)};
-    hide_columns(logits, block.position, begin_, end);
+    const int first = block.position + first_column_of_thread();
+    const int to[2] = {least(end_[0], block.run_end) - first, least(end_[1], block.run_end) - first};
+    hide_columns(logits, [&](int row, int column) { return column >= to[row]; });
   }
 
  private:
   const Params& params_;
   const int row_in_tile_;
-  int begin_[2], end_[2];  // positions
+  int end_[2];  // positions
 };
 
 template <class Params>

@@ -116,7 +116,9 @@ class PackedKeyMask {
         end_[row] = rows.end;
       }
     }
-    hide_columns(logits, block.row, begin_, end_);
+    const int first = block.row + first_column_of_thread();
+    const int from[2] = {begin_[0] - first, begin_[1] - first}, to[2] = {end_[0] - first, end_[1] - first};
+    hide_columns(logits, [&](int row, int column) { return column < from[row] || column >= to[row]; });
   }
 
  private:
