@@ -339,15 +339,13 @@ __device__ inline void RankLaunch::begin_cta() const {
   trace_enter(comm_.trace, epoch(), comm_.entry.op, comm_.flight_shape);
 }
 
-// The last CTA ends the epoch. What the others wrote is complete when the kernel is, so a CTA says that it has
-// left without waiting for its stores. What the last one puts back nobody is still about to change: it is
-// changed by atomics whose answers are used; a CTA that does not use one fences before (moe::end_routed_cta()).
+// The last CTA ends the epoch. What the others wrote is complete when the kernel is.
 __device__ inline void RankLaunch::end_cta() const {
   __syncthreads();
   if (threadIdx.x != 0) return;
   trace_leave(comm_.trace);
   LaunchState& state = *comm_.state;
-  if (ptx::atom_relaxed_gpu_add(&state.num_exited, 1) + 1 != gridDim.x) return;
+  if (ptx::atom_acq_rel_gpu_add(&state.num_exited, 1) + 1 != gridDim.x) return;
   // Stores alone: whoever waits for the kernel waits for each answer half a microsecond more.
   state.num_exited = 0;
   state.gather_ticket = 0;

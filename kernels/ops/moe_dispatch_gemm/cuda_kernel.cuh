@@ -293,7 +293,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
     }
     if (!pushes || moe::DEALS_TILES<Config>) run_product_cta<Config>(launch, params, smem);
   }
-  moe::end_routed_cta(launch);
+  launch.end_cta();
 }
 
 template <GemmTile TILE, class Element, bool B_TRANSPOSED>

@@ -133,7 +133,7 @@ __device__ __forceinline__ void run_between_nodes(const NetworkParams& params, N
       if (!pushes || moe::DEALS_TILES<Config>) compute(launch);
     }
   }
-  moe::end_routed_cta(launch);
+  launch.end_cta();
 }
 
 template <class Config>

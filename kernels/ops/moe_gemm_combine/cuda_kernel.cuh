@@ -304,7 +304,7 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
       });
     }
   }
-  moe::end_routed_cta(launch);
+  launch.end_cta();
 }
 
 template <GemmTile TILE, class Element, bool B_TRANSPOSED>

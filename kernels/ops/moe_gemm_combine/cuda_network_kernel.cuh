@@ -175,7 +175,7 @@ __device__ __forceinline__ void run_between_nodes(const NetworkParams& params, N
       compute(launch);
     }
   }
-  moe::end_routed_cta(launch);
+  launch.end_cta();
 }
 
 template <class Config>

@@ -329,12 +329,6 @@ __device__ inline bool finish_routing(const RankLaunch& launch, const RankComm& 
   return goes_on;
 }
 
-// As launch.end_cta(), which puts num_routed back: perhaps nobody has waited until every CTA is in it.
-__device__ __forceinline__ void end_routed_cta(const RankLaunch& launch) {
-  if (threadIdx.x == 0) ptx::fence_acq_rel_gpu();
-  launch.end_cta();
-}
-
 // Waits until all CTAs have done their part, whose stores the calling thread then sees.
 __device__ __forceinline__ void wait_routed(const RankComm& comm) {
   while (ptx::ld_acquire_gpu(&comm.state->num_routed) < gridDim.x) __nanosleep(POLL_PAUSE_NS);
