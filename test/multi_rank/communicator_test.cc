@@ -484,7 +484,9 @@ TEST_CASE("environment variables and the log") {
                               static_cast<mk_log_level_t>(99)) == MK_ERROR_INVALID_ARGUMENT);
     // A callback that was refused has not taken the place of the one before.
     CHECK(mk_get_version(nullptr) == MK_ERROR_INVALID_ARGUMENT);
+    CHECK(lines.count({"level: expected"}) == 1);
     CHECK(lines.count({"version: expected a pointer"}) == 1);
+    CHECK(lines.all().size() == 2);
   }
   for (int status = 0; status <= 15; ++status) {
     CHECK(std::string(mk_status_string(static_cast<mk_status_t>(status))).rfind("MK_", 0) == 0);
