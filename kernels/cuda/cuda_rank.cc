@@ -84,6 +84,13 @@ std::string describe_data(mk_operator_t op, const DeviceError& error) {
   return moe::describe(details_of<moe::DataError>(error), error.epoch);
 }
 
+// The last one that all places of CTAs have.
+uint64_t last_of_all(const LaunchEnds& ends, uint64_t CtaEnd::*number) {
+  uint64_t last = UINT64_MAX;
+  for (const CtaEnd& end : ends.ctas) last = std::min(last, end.*number);
+  return last;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<CudaRank>> CudaRank::make(const ExecutorContext& context, int device, const Room& room,
@@ -352,10 +359,14 @@ void CudaRank::look_for_absent() {
              absent);
 }
 
+uint64_t CudaRank::epoch() const { return last_of_all(ends(), &CtaEnd::epoch); }
+
 bool CudaRank::idle() const {
   const LaunchEnds ends = this->ends();
-  if (ends.last_ticket < num_enqueued_.load(std::memory_order_acquire) && !has_overlapped_) return false;
-  return std::atomic_ref<uint64_t>(mailbox_->started).load(std::memory_order_acquire) <= ends.epoch;
+  const uint64_t last_ticket = last_of_all(ends, &CtaEnd::ticket);
+  if (last_ticket < num_enqueued_.load(std::memory_order_acquire) && !has_overlapped_) return false;
+  return std::atomic_ref<uint64_t>(mailbox_->started).load(std::memory_order_acquire) <=
+         last_of_all(ends, &CtaEnd::epoch);
 }
 
 void CudaRank::set_abort() { std::atomic_ref<uint32_t>(mailbox_->abort).store(1, std::memory_order_release); }
@@ -428,6 +439,7 @@ size_t CudaRank::flight_record(mk_flight_entry_t* entries, size_t capacity) cons
   const uint64_t last = std::atomic_ref<uint64_t>(mailbox_->started).load(std::memory_order_acquire);
   const uint64_t kept = std::min<uint64_t>({last, NUM_FLIGHTS, capacity});
   const uint64_t now_ns = system_ns();
+  const uint64_t ended = last_of_all(ends, &CtaEnd::epoch);
   size_t count = 0;
   for (uint64_t epoch = last - kept + 1; epoch <= last; ++epoch) {
     const uint64_t place = epoch % NUM_FLIGHTS;
@@ -437,7 +449,7 @@ size_t CudaRank::flight_record(mk_flight_entry_t* entries, size_t capacity) cons
     entry.epoch = epoch;
     entry.op = static_cast<mk_operator_t>(flight.op);
     std::copy(std::begin(flight.shape), std::end(flight.shape), entry.shape);
-    const bool has_ended = ends.epochs[place] == epoch && ends.end_ns[place] >= flight.start_ns;
+    const bool has_ended = epoch <= ended;
     // A launch begins when the one before it has ended, whether the GPU has told of its end or not.
     const uint64_t end_ns = has_ended      ? ends.end_ns[place]
                             : epoch < last ? mailbox_->flights[(epoch + 1) % NUM_FLIGHTS].start_ns

@@ -63,7 +63,7 @@ class CudaRank {
   uint64_t next_ticket() const { return num_enqueued_.load(std::memory_order_relaxed) + 1; }
   void count_launch() { num_enqueued_.fetch_add(1, std::memory_order_release); }
   // Launches that have completed, as the GPU says, or said when it last answered.
-  uint64_t epoch() const { return ends().epoch; }
+  uint64_t epoch() const;
   // Have all counted launches ended, and is no captured one inside?
   bool idle() const;
   // Tells the kernels to end.

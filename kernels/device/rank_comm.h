@@ -59,13 +59,19 @@ struct DeviceFlight {
 
 constexpr int NUM_FLIGHTS = 64;  // launch e at e % NUM_FLIGHTS
 
+// What a CTA leaves behind as the last thing of a launch, in a place that no other one of that launch reads or
+// writes: so none waits for another, and a launch has ended when it is in all places. A launch of fewer CTAs
+// than places fills several with each.
+struct CtaEnd {
+  uint64_t epoch;
+  uint64_t ticket;  // of the last launch that had one
+};
+
 // What is left of launches that have ended. In the GPU's memory, from which the host takes it when it is asked:
 // a kernel that tells the host itself lasts a microsecond longer, until the bus has answered.
 struct LaunchEnds {
-  uint64_t epoch;          // launches completed
-  uint64_t last_ticket;    // of the launches that have ended
+  CtaEnd ctas[PartialsLayout::MAX_CTAS];
   uint64_t aborted_epoch;  // the first launch that the host has ended, with all after it; 0: none
-  uint64_t epochs[NUM_FLIGHTS];
   uint64_t end_ns[NUM_FLIGHTS];
   uint64_t failed_epochs[NUM_FLIGHTS];
 };
@@ -91,26 +97,31 @@ constexpr size_t STAGING_BYTES = NUM_STAGED_TILES * 128 * 256 * 4;
 // begins there.
 constexpr size_t STAGING_FLAGS_BYTES = PartialsLayout::FLAGS_BYTES;
 
+// What the CTAs of one launch count together. Launches take the two in turn, and each puts the next one's to 0,
+// which the one before has used: at an end of its own it would have to wait until all others have left.
+struct LaunchProgress {
+  uint64_t fault;          // the complement of the number of a routing's first entry that is wrong; 0: none
+  uint32_t failed;         // it has reported an error: waits end
+  uint32_t gather_ticket;  // pieces handed out
+  uint32_t push_ticket;
+  uint32_t late_push_ticket;  // as push_ticket, of pieces that go later
+  uint32_t tile_ticket;       // tiles handed out
+  uint32_t num_counted;       // CTAs that have counted their part of a routing
+  uint32_t num_routed;        // CTAs that have done their part of it
+};
+
 // In this rank's device memory, zero before the first launch.
 struct LaunchState {
   LaunchEnds ends;
-  uint64_t entered_epoch;  // the last launch that all ranks have entered
-  uint64_t direct_epoch;   // the last whose outputs peers write to; set before entered_epoch
-  uint32_t running;        // CTAs inside, of a launch; 0 between launches
-  uint32_t num_exited;     // CTAs of this launch that are done
-  uint32_t failed;         // this launch has reported an error: waits end
-  uint32_t aborted;        // the host has called for the end, once and for all
-  uint64_t host_look_ns;   // when a wait last looked at the host's word
-  uint32_t gather_ticket;  // pieces handed out, of a launch
-  uint32_t push_ticket;
-  uint32_t num_counted;  // CTAs that have counted their part of a routing
-  uint32_t num_routed;   // CTAs that have done their part of it
-  uint64_t fault;        // the complement of the number of a routing's first entry that is wrong; 0: none
+  uint64_t entered_epoch;      // the last launch that all ranks have entered
+  uint64_t direct_epoch;       // the last whose outputs peers write to; set before entered_epoch
+  uint64_t host_look_ns;       // when a wait last looked at the host's word
+  uint32_t aborted;            // the host has called for the end, once and for all
+  uint32_t num_inside;         // CTAs that have not left; a launch adds its own as it enters
+  LaunchProgress progress[2];  // of a launch: the one of its bank
   // Arrivals of a chunk's pieces; the last to arrive raises the chunk's flag and puts the count back to 0.
   uint32_t counts[kFlagsPerBank];
-  uint32_t num_near;          // see CtasInStep
-  uint32_t late_push_ticket;  // as push_ticket, of pieces that go later
-  uint32_t tile_ticket;       // tiles handed out, of a launch
+  uint32_t num_near;  // see CtasInStep
 };
 
 struct TraceBuffer;

@@ -27,12 +27,14 @@ struct WaitedFor {
 class RankLaunch {
  public:
   __device__ explicit RankLaunch(const RankComm& comm)
-      : comm_(comm), last_epoch_(ptx::ld_relaxed_sys(&comm.state->ends.epoch)) {}
+      : comm_(comm), last_epoch_(ptx::ld_relaxed_sys(&comm.state->ends.ctas[blockIdx.x].epoch)) {}
 
   // Worked out by who needs it: else all threads would wait for the load, before a launch's first one of a
   // tile.
   __device__ uint64_t epoch() const { return last_epoch_ + 1; }
   __device__ int bank() const { return bank_of(epoch()); }
+
+  __device__ LaunchProgress& progress() const { return comm_.state->progress[bank()]; }
 
   // The receive area of this epoch's bank at rank `rank`.
   __device__ std::byte* area(int rank, size_t offset) const {
@@ -79,7 +81,7 @@ class RankLaunch {
   // warp asking a launch took a hundred times as long.
   __device__ bool stopped() const {
     LaunchState& state = *comm_.state;
-    if (ptx::ld_relaxed_gpu(&state.failed) != 0 || ptx::ld_relaxed_gpu(&state.aborted) != 0) return true;
+    if (ptx::ld_relaxed_gpu(&progress().failed) != 0 || ptx::ld_relaxed_gpu(&state.aborted) != 0) return true;
     unsigned long long last = ptx::ld_relaxed_gpu(&state.host_look_ns);
     const uint64_t now = ptx::globaltimer();
     if (now < last + HOST_LOOK_INTERVAL_NS ||
@@ -96,7 +98,7 @@ class RankLaunch {
   // and the caller fills the rest of mailbox->error in, then publishes it.
   __device__ bool report(DeviceErrorKind kind, DeviceRole role, DeviceObject object, int peer,
                          uint64_t object_index) const {
-    if (atomicCAS(&comm_.state->failed, 0u, 1u) != 0) return false;
+    if (atomicCAS(&progress().failed, 0u, 1u) != 0) return false;
     ptx::st_relaxed_gpu(&comm_.state->ends.failed_epochs[epoch() % NUM_FLIGHTS], epoch());
     if (ptx::ld_relaxed_sys(&comm_.mailbox->failed) != 0) return false;
     DeviceError& error = comm_.mailbox->error;
@@ -171,7 +173,7 @@ class RankLaunch {
                                           ControlLayout{comm_.nranks}.entry(bank(), source));
   }
 
-  // By every CTA, all threads: at its start (thread 0 counts the CTA in) and at its end.
+  // By every CTA, all threads: at its start and at its end.
   __device__ void begin_cta() const;
   __device__ void end_cta() const;
 
@@ -256,11 +258,7 @@ __device__ inline bool RankLaunch::watch_flags(bool waits, int index, DeviceRole
 __device__ inline void RankLaunch::enter() const {
   constexpr int NUM_WORDS = sizeof(EntryRecord) / 8;
   const int lane = threadIdx.x % 32;
-  // A predecessor that is still inside holds counts and areas of its own epoch.
-  if (lane == 0 && atomicExch(&comm_.state->running, 1u) != 0 &&
-      report(DEVICE_OVERLAP, DeviceRole::entry, DeviceObject::entry, comm_.rank, 0)) {
-    publish_error();
-  }
+  const uint32_t others = lane == 0 ? atomicAdd(&comm_.state->num_inside, gridDim.x) : 0;
   const uint64_t* words = reinterpret_cast<const uint64_t*>(&comm_.entry);
   for (int rank = 0; rank < comm_.nranks; ++rank) {
     if (comm_.memory[rank] == nullptr) continue;
@@ -280,6 +278,10 @@ __device__ inline void RankLaunch::enter() const {
     flight.epoch = epoch();
     ptx::st_release_sys(&comm_.mailbox->started, epoch());
   }
+  // A predecessor that is still inside holds counts and areas of its own epoch.
+  if (static_cast<int32_t>(others) > 0 &&
+      report(DEVICE_OVERLAP, DeviceRole::entry, DeviceObject::entry, comm_.rank, 0))
+    publish_error();
   __syncwarp();
 }
 
@@ -339,29 +341,23 @@ __device__ inline void RankLaunch::begin_cta() const {
   trace_enter(comm_.trace, epoch(), comm_.entry.op, comm_.flight_shape);
 }
 
-// The last CTA ends the epoch. What the others wrote is complete when the kernel is.
+// Nobody waits for anybody, or for what has been stored: that is complete when the kernel is, and so is the
+// next launch's first look at it.
 __device__ inline void RankLaunch::end_cta() const {
   __syncthreads();
+  LaunchState& state = *comm_.state;
+  const int num_ctas = static_cast<int>(gridDim.x);
+  for (int cta = static_cast<int>(blockIdx.x + threadIdx.x * gridDim.x); cta < PartialsLayout::MAX_CTAS;
+       cta += static_cast<int>(blockDim.x) * num_ctas) {
+    CtaEnd& end = state.ends.ctas[cta];
+    ptx::st_relaxed_gpu(&end.epoch, epoch());
+    if (comm_.ticket > 0) ptx::st_relaxed_gpu(&end.ticket, comm_.ticket);
+  }
   if (threadIdx.x != 0) return;
   trace_leave(comm_.trace);
-  LaunchState& state = *comm_.state;
-  if (ptx::atom_acq_rel_gpu_add(&state.num_exited, 1) + 1 != gridDim.x) return;
-  // Stores alone: whoever waits for the kernel waits for each answer half a microsecond more.
-  state.num_exited = 0;
-  state.gather_ticket = 0;
-  state.push_ticket = 0;
-  state.late_push_ticket = 0;
-  state.tile_ticket = 0;
-  state.num_counted = 0;
-  state.num_routed = 0;
-  state.fault = 0;
-  state.failed = 0;
-  state.running = 0;
-  LaunchEnds& ends = state.ends;
-  if (comm_.ticket > 0) ptx::red_relaxed_gpu_max(&ends.last_ticket, comm_.ticket);
-  ptx::st_relaxed_gpu(&ends.end_ns[epoch() % NUM_FLIGHTS], ptx::globaltimer());
-  ptx::st_relaxed_gpu(&ends.epochs[epoch() % NUM_FLIGHTS], epoch());
-  ptx::st_relaxed_gpu(&ends.epoch, epoch());
+  ptx::red_relaxed_gpu_max(&state.ends.end_ns[epoch() % NUM_FLIGHTS], ptx::globaltimer());
+  ptx::red_relaxed_gpu_add(&state.num_inside, ~0u);
+  if (blockIdx.x == 0) state.progress[bank_of(epoch() + 1)] = {};
 }
 
 }  // namespace mk

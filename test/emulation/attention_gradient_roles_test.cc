@@ -129,7 +129,7 @@ class GradientRank {
     const auto num_tiles = static_cast<int>(tiles.size());
     for (int number = cta; number < num_tiles; number += kComputeCtas) {
       const KeyTile tile = tiles.at(number);
-      if (warp == 0 && threadIdx.x % 32 == 0) atomicAdd(&params.comm.state->gather_ticket, 1u);
+      if (warp == 0 && threadIdx.x % 32 == 0) atomicAdd(&launch.progress().gather_ticket, 1u);
       if (tile.step == 0) {
         look_at_shares(launch, params, tile, warp, [&](const std::string& what) { say(what); });
         num_added_ += warp == 0 && threadIdx.x % 32 == 0 ? 1 : 0;
@@ -190,7 +190,7 @@ std::string run_launches(GradientRank& gradients, Rank& rank, const Shape& shape
       first = format("launch %llu: ", static_cast<unsigned long long>(epoch)) + wrong;
     MK_EXPECT(gradients.num_added_ == shape.kv_heads * key_tiles_of(params).tiles_of_step(0));
     MK_EXPECT(gpu.epoch() == epoch && gpu.is_idle());
-    MK_EXPECT(EmulatedGpu::is_clean(*params.comm.state));
+    MK_EXPECT(gpu.is_clean());
     MK_EXPECT(rank.endpoint->completed() == params.comm.network.queue.state->head);
   }
   return first;

@@ -248,7 +248,7 @@ std::string run_launches(KeyRank& keys, Rank& rank, const Shape& shape, int laun
     // The other ranks wait for this one in the launches to come.
     if (first.empty()) first = wrong.empty() ? keys.surplus(params, epoch) : wrong;
     MK_EXPECT(gpu.epoch() == epoch && gpu.is_idle());
-    MK_EXPECT(EmulatedGpu::is_clean(*params.comm.state));
+    MK_EXPECT(gpu.is_clean());
     MK_EXPECT(rank.endpoint->completed() == params.comm.network.queue.state->head);
   }
   return first;

@@ -129,7 +129,7 @@ std::string run_launches(NetworkCombineRank& combine, Rank& rank, const CombineS
     if (const std::string wrong = combine.wrong_result(); !wrong.empty()) return wrong;
     MK_EXPECT(gpu.is_idle());
     MK_EXPECT(gpu.epoch() == epoch);
-    MK_EXPECT(EmulatedGpu::is_clean(*params.comm.state));
+    MK_EXPECT(gpu.is_clean());
     MK_EXPECT(rank.endpoint->completed() == params.comm.network.queue.state->head);
   }
   return "";
@@ -185,7 +185,7 @@ TEST_CASE("a record that is none moves nothing on any rank, and the next launch 
             if (has_items) MK_EXPECT(combine.gpu().error().status == MK_ERROR_DATA);
             if (has_items) MK_EXPECT(combine.gpu().error().rank == 3);
             MK_EXPECT(!rank.abort.raised());
-            MK_EXPECT(EmulatedGpu::is_clean(*params.comm.state));
+            MK_EXPECT(combine.gpu().is_clean());
             MK_EXPECT(rank.endpoint->completed() == params.comm.network.queue.state->head);
           }
           MK_EXPECT(rank.barrier());
@@ -207,7 +207,7 @@ TEST_CASE("slots that no row has are left out, and nothing waits for them", "[em
             combine.launch(params);
             MK_EXPECT(combine.gpu().sentence().empty());
             if (rank.rank != 1) MK_EXPECT(combine.wrong_result().empty());
-            MK_EXPECT(EmulatedGpu::is_clean(*params.comm.state));
+            MK_EXPECT(combine.gpu().is_clean());
           }
           MK_EXPECT(rank.barrier());
           return "";

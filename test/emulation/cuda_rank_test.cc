@@ -42,7 +42,7 @@ std::string launch(EmulatedGpu& gpu, uint64_t epoch) {
   });
   MK_EXPECT(count == 1 && entry.epoch == epoch && entry.state == FlightRecorder::running);
   MK_EXPECT(entry.op == MK_OPERATOR_GEMM_ALLREDUCE && entry.shape[0] == static_cast<int64_t>(epoch));
-  MK_EXPECT(gpu.is_idle() && gpu.epoch() == epoch && EmulatedGpu::is_clean(*comm.state));
+  MK_EXPECT(gpu.is_idle() && gpu.epoch() == epoch && gpu.is_clean());
   return "";
 }
 

@@ -139,7 +139,7 @@ std::string run_launches(NetworkDispatchRank& dispatch, Rank& rank, const Shape&
       MK_EXPECT(dispatch.num_products() == kComputeCtas + kPushCtas);
       if (const std::string record = dispatch.wrong_record(params); !record.empty()) return record;
       MK_EXPECT(gpu.is_idle());
-      MK_EXPECT(EmulatedGpu::is_clean(*params.comm.state));
+      MK_EXPECT(gpu.is_clean());
       MK_EXPECT(rank.endpoint->completed() == params.comm.network.queue.state->head);
     }
     MK_EXPECT(gpu.epoch() == epoch + (shape.reads_record ? 1 : 0));
@@ -196,7 +196,7 @@ TEST_CASE("an index that is none moves nothing on any rank, and the next launch 
             if (has_items) MK_EXPECT(dispatch.gpu().error().status == MK_ERROR_DATA);
             if (has_items) MK_EXPECT(dispatch.gpu().error().rank == 3);
             MK_EXPECT(!rank.abort.raised());
-            MK_EXPECT(EmulatedGpu::is_clean(*params.comm.state));
+            MK_EXPECT(dispatch.gpu().is_clean());
             MK_EXPECT(rank.endpoint->completed() == params.comm.network.queue.state->head);
           }
           MK_EXPECT(rank.barrier());

@@ -90,12 +90,15 @@ class EmulatedGpu {
   }
   uint64_t epoch() const { return gpu_->epoch(); }
   bool is_idle() const { return gpu_->idle(); }
-  static bool is_clean(const LaunchState& state) {
+  // Is all that the next launch counts at 0?
+  bool is_clean() const {
+    const LaunchState& state = *comm().state;
     const bool counts = std::all_of(std::begin(state.counts), std::end(state.counts),
                                     [](uint32_t count) { return count == 0; });
-    return counts && state.running == 0 && state.num_exited == 0 && state.push_ticket == 0 &&
-           state.late_push_ticket == 0 && state.gather_ticket == 0 && state.tile_ticket == 0 &&
-           state.num_counted == 0 && state.num_routed == 0 && state.fault == 0 && state.num_near == 0;
+    const LaunchProgress& next = state.progress[bank_of(epoch() + 1)];
+    return counts && state.num_inside == 0 && state.num_near == 0 && next.failed == 0 && next.fault == 0 &&
+           next.push_ticket == 0 && next.late_push_ticket == 0 && next.gather_ticket == 0 &&
+           next.tile_ticket == 0 && next.num_counted == 0 && next.num_routed == 0;
   }
 
  private:
@@ -124,7 +127,7 @@ class EmulatedGpu {
 inline std::string state_after(EmulatedGpu& gpu, const RankComm& comm, uint64_t epoch) {
   if (const std::string sentence = gpu.sentence(); !sentence.empty()) return sentence + "; ";
   MK_EXPECT(gpu.epoch() == epoch && gpu.is_idle());
-  MK_EXPECT(EmulatedGpu::is_clean(*comm.state));
+  MK_EXPECT(gpu.is_clean());
   MK_EXPECT(gpu.rank().endpoint->completed() == comm.network.queue.state->head);
   return "";
 }

@@ -117,7 +117,7 @@ std::string run_node(int nranks, const std::vector<Shape>& shapes) {
     combine.launch<Config>(params, shape.push_ctas);
     if (gpu.sentence().empty()) combine.poison(epoch);
     MK_EXPECT(gpu.epoch() == epoch && gpu.is_idle());
-    MK_EXPECT(EmulatedGpu::is_clean(*params.comm.state));
+    MK_EXPECT(gpu.is_clean());
     return combine.wrong_result();
   };
   return run_in_node<NodeCombineRank>(nranks, kComputeCtas + kMostPushCtas, shapes, run);
@@ -159,7 +159,7 @@ TEST_CASE("inside a node slots that no row has are left out, and a record that i
               MK_EXPECT(combine.wrong_result().empty());
             }
             MK_EXPECT(!rank.abort.raised());
-            MK_EXPECT(EmulatedGpu::is_clean(*params.comm.state));
+            MK_EXPECT(combine.gpu().is_clean());
           }
           MK_EXPECT(rank.barrier());
           return "";

@@ -157,7 +157,7 @@ std::string run_node(int nranks, const std::vector<Shape>& shapes) {
       dispatch.launch<Config>(params, shape.push_ctas);
       if (gpu.sentence().empty()) dispatch.poison(epoch);
       MK_EXPECT(gpu.epoch() == epoch && gpu.is_idle());
-      MK_EXPECT(EmulatedGpu::is_clean(*params.comm.state));
+      MK_EXPECT(gpu.is_clean());
       if (const std::string wrong = dispatch.wrong_result(params); !wrong.empty()) return wrong;
     }
     return "";
@@ -199,7 +199,7 @@ TEST_CASE("inside a node an index that is none, or twice a token's, moves nothin
             if (is_spoilt) MK_EXPECT(dispatch.gpu().error().rank == 2);
             if (!is_spoilt) MK_EXPECT(dispatch.wrong_result(params).empty());
             MK_EXPECT(!rank.abort.raised());
-            MK_EXPECT(EmulatedGpu::is_clean(*params.comm.state));
+            MK_EXPECT(dispatch.gpu().is_clean());
           }
           MK_EXPECT(rank.barrier());
           return "";

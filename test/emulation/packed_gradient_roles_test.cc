@@ -141,7 +141,7 @@ class PackedGradientRank : public PackedRankOf<GradientParams, kCtas, GradientCo
     const bool counts = warp == 0 && threadIdx.x % 32 == 0;
     const auto tiles = key_tiles_of(params);
     for (int number = cta; number < params.num_key_tiles; number += kComputeCtas) {
-      if (counts) atomicAdd(&params.comm.state->gather_ticket, 1u);
+      if (counts) atomicAdd(&launch.progress().gather_ticket, 1u);
       const KeyTile tile = tiles.at(number);
       if (!tiles.is_seen(tile)) continue;
       if (tile.step == 0) {

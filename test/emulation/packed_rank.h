@@ -97,11 +97,7 @@ class PackedRankOf {
     }
     return true;
   }
-  bool is_clean(uint64_t epoch) const {
-    const LaunchState& state = *gpu_.comm().state;
-    return gpu_.epoch() == epoch && gpu_.is_idle() && EmulatedGpu::is_clean(state) && state.num_counted == 0 &&
-           state.fault == 0;
-  }
+  bool is_clean(uint64_t epoch) const { return gpu_.epoch() == epoch && gpu_.is_idle() && gpu_.is_clean(); }
 
  protected:
   // All but the panels. seq: what the call says, whatever the entries.

@@ -272,7 +272,7 @@ __device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaPa
   PushUnits units = params.push_units;
   const Tracer tracer(params.comm.trace, trace_track());
   const auto take_ticket = [&] {
-    return lane == 0 ? tickets.num_dealt + static_cast<int>(atomicAdd(&params.comm.state->push_ticket, 1u)) : 0;
+    return lane == 0 ? tickets.num_dealt + static_cast<int>(atomicAdd(&launch.progress().push_ticket, 1u)) : 0;
   };
   // Ahead of its use, which then need not wait for it.
   int ticket = tickets.num_dealt > 0 ? tickets.first : take_ticket();

@@ -149,7 +149,7 @@ __device__ __forceinline__ void forward_rows(const RankLaunch& launch, const Cud
   const auto pitch = static_cast<int64_t>(params.schedule.row_pitch());
   ForwardUnits forwards(params.push_units.of_rows(params.max_rows), order.num_relayed);
   while (true) {
-    int index = lane == 0 ? static_cast<int>(atomicAdd(&params.comm.state->gather_ticket, 1u)) : 0;
+    int index = lane == 0 ? static_cast<int>(atomicAdd(&launch.progress().gather_ticket, 1u)) : 0;
     index = __shfl_sync(~0u, index, 0);
     if (index >= forwards.size()) return;
     const ForwardUnit found =

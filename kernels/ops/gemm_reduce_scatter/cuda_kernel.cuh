@@ -665,7 +665,7 @@ __device__ __forceinline__ void gather_finished(const RankLaunch& launch, const 
   launch.wait_for_outputs();
   while (true) {
     int number = 0;
-    if (threadIdx.x % 32 == 0) number = atomicAdd(&params.comm.state->gather_ticket, 1u);
+    if (threadIdx.x % 32 == 0) number = atomicAdd(&launch.progress().gather_ticket, 1u);
     number = __shfl_sync(~0u, number, 0);
     if (number >= num_units) return;
     // All units of one owner's tile, then the next owner's.

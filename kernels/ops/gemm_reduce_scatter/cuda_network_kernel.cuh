@@ -487,7 +487,7 @@ __device__ __forceinline__ void sum_and_forward(const RankLaunch& launch, const 
   const int num_sums = schedule.num_sum_units(num_relayed);
   const int num_units = num_sums + schedule.num_finished_units(num_relayed);
   const auto take_ticket = [&] {
-    return threadIdx.x % 32 == 0 ? static_cast<int>(atomicAdd(&params.comm.state->gather_ticket, 1u)) : 0;
+    return threadIdx.x % 32 == 0 ? static_cast<int>(atomicAdd(&launch.progress().gather_ticket, 1u)) : 0;
   };
   int ticket = take_ticket();  // ahead of its use, which then need not wait for it
   while (true) {
@@ -732,7 +732,7 @@ __device__ __forceinline__ void bring_finished(const RankLaunch& launch, const N
   const int element_bytes = element_bytes_of(params.output.out_type);
   while (true) {
     int number = 0;
-    if (threadIdx.x % 32 == 0) number = static_cast<int>(atomicAdd(&params.comm.state->push_ticket, 1u));
+    if (threadIdx.x % 32 == 0) number = static_cast<int>(atomicAdd(&launch.progress().push_ticket, 1u));
     number = __shfl_sync(~0u, number, 0);
     if (number >= num_pieces) return;
     const ChunkTile tile = schedule.finished.tile(number / SLABS, nranks);

@@ -78,7 +78,7 @@ __device__ __forceinline__ void watch_rows(const RankLaunch& launch, const CudaP
     int tile = 0;
     if (is_first) {
       await_near(feed, num_tiles);
-      tile = static_cast<int>(atomicAdd(&params.comm.state->tile_ticket, 1u));
+      tile = static_cast<int>(atomicAdd(&launch.progress().tile_ticket, 1u));
       feed_tile(feed, num_tiles, tile);
     }
     ++num_tiles;

@@ -276,7 +276,7 @@ __device__ __forceinline__ void forward_packets(const RankLaunch& launch, const 
   int last_relayed = -1;
   int64_t begin = 0;  // of the last one's packets
   while (true) {
-    uint32_t ticket = lane == 0 ? static_cast<uint32_t>(atomicAdd(&params.comm.state->gather_ticket, 1u)) : 0;
+    uint32_t ticket = lane == 0 ? static_cast<uint32_t>(atomicAdd(&launch.progress().gather_ticket, 1u)) : 0;
     ticket = __shfl_sync(~0u, ticket, 0);
     int relayed = 0;
     uint32_t unit = 0;
@@ -348,7 +348,7 @@ __device__ __forceinline__ void take_late_turns(const RankLaunch& launch, const 
       forward_packets(launch, params, tables, network.forwards, push);
       continue;
     }
-    TurnTickets turns(network.late, &params.comm.state->late_push_ticket);
+    TurnTickets turns(network.late, &launch.progress().late_push_ticket);
     push_and_pack(
         launch, params, tables, network.places, push,
         [&](PushUnit* unit) {
@@ -392,10 +392,11 @@ __device__ __forceinline__ void signal_turns(const RankLaunch& launch, const Net
 
 // By thread 0 of a CTA that pushes: the first turns of all.
 template <class Storage>
-__device__ __forceinline__ void begin_turns(const NetworkParams& params, Storage& smem) {
+__device__ __forceinline__ void begin_turns(const RankLaunch& launch, const NetworkParams& params,
+                                            Storage& smem) {
   fill_turns(params.routing, params.nodes, params.comm.order, smem.tables, params.chunks, smem.network.places,
              params.num_split, smem.turns);
-  moe::wait_routed(params.comm);
+  moe::wait_routed(launch);
 }
 
 // Where rows are many, CTAs that compute have none to begin with: each of their warps takes turns first,
@@ -421,7 +422,7 @@ __device__ __noinline__ void take_dealt_turns(const NetworkParams& params, Stora
     auto& storage = smem.push();
     constexpr int NUM_WARPS = PushCtaStorage<Config::NUM_THREADS>::NUM_WARPS;
     const NetworkPlaces& places = smem.network.places;
-    if (threadIdx.x == 0) begin_turns(params, smem);
+    if (threadIdx.x == 0) begin_turns(launch, params, smem);
     push_cta_init(storage);
     const int warp = threadIdx.x / 32;
     if (warp < NUM_WARPS) {
@@ -452,7 +453,7 @@ __device__ __noinline__ void run_network_push_cta(const NetworkParams& params, S
     const moe::Counts counts(routing, launch.area(routing.rank, 0));
     fill_late_turns(routing, params.comm.order, smem.tables, params.num_split, smem.network.late);
     fill_forward_turns(routing, params.nodes, params.comm.order, params.chunks, counts, smem.network.forwards);
-    begin_turns(params, smem);
+    begin_turns(launch, params, smem);
   }
   push_cta_init(storage);
   const int warp = threadIdx.x / 32;
@@ -463,7 +464,7 @@ __device__ __noinline__ void run_network_push_cta(const NetworkParams& params, S
     const uint32_t dealt =
         first_turns_each<Config>(params, places, smem.turns) * NUM_WARPS * params.num_compute_ctas;
     take_first_turns(launch, params, smem.tables, places,
-                     TurnTickets(smem.turns, &params.comm.state->push_ticket, dealt), push, done);
+                     TurnTickets(smem.turns, &launch.progress().push_ticket, dealt), push, done);
     take_late_turns(launch, params, smem.tables, smem.network, warp, push, done);
     notes.end();
   } else {

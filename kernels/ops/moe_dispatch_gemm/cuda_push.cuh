@@ -115,7 +115,7 @@ __device__ __forceinline__ void push_turns(const RankLaunch& launch, const CudaP
   constexpr int NUM_WARPS = PushCtaStorage<Config::NUM_THREADS>::NUM_WARPS;
   if (threadIdx.x == 0) {
     fill_turns(params.routing, smem.tables, smem.turns);
-    moe::wait_routed(params.comm);
+    moe::wait_routed(launch);
   }
   push_cta_init(storage);
   const int warp = threadIdx.x / 32;
@@ -168,10 +168,11 @@ __device__ __noinline__ void push_first_turn(const CudaParams& params, Storage& 
 // By a CTA that pushes until nothing is left, and may have another role then.
 template <class Config, class Storage>
 __device__ __noinline__ void run_push_cta(const CudaParams& params, Storage& smem) {
-  push_turns<Config>(RankLaunch(params.comm), params, smem, [&](int) {
+  const RankLaunch launch(params.comm);
+  push_turns<Config>(launch, params, smem, [&](int) {
     return threadIdx.x % 32 != 0
                ? 0
-               : num_first_turns<Config>(params) + atomicAdd(&params.comm.state->push_ticket, 1u);
+               : num_first_turns<Config>(params) + atomicAdd(&launch.progress().push_ticket, 1u);
   });
   push_cta_end(smem.push());
 }

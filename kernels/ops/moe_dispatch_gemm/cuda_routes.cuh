@@ -48,7 +48,7 @@ __device__ void place_items(const RankLaunch& launch, const CudaParams& params, 
   }
   __syncthreads();
   auto* order = reinterpret_cast<uint32_t*>(launch.area(routing.rank, params.layout.order()));
-  moe::number_items(routing, *params.comm.state, smem.taken[threadIdx.x / 32], items.begin, items.end,
+  moe::number_items(routing, launch.progress(), smem.taken[threadIdx.x / 32], items.begin, items.end,
                     [&](int64_t item, int expert, uint32_t number) {
                       if (expert >= 0) order[tables.own_rows[expert] + number] = static_cast<uint32_t>(item);
                       if (routing.writes_record)

@@ -165,8 +165,8 @@ __device__ __forceinline__ void finish_rows(const CudaParams& params, std::byte*
 // The warp that takes a CTA's tiles, where they are dealt out: never so far ahead of the one that publishes
 // them that the feed has forgotten its next.
 template <class Config, class Passes>
-__device__ __forceinline__ void take_tiles(const CudaParams& params, Storage<Config>& storage,
-                                           const Passes& passes) {
+__device__ __forceinline__ void take_tiles(const RankLaunch& launch, const CudaParams& params,
+                                           Storage<Config>& storage, const Passes& passes) {
   if (threadIdx.x % 32 != 0) return;
   const GroupedTiles tiles = tiles_of(params, storage.tables, Config::BLOCK_M);
   GroupedTileCursor cursor(tiles, passes, blockIdx.x);
@@ -177,7 +177,7 @@ __device__ __forceinline__ void take_tiles(const CudaParams& params, Storage<Con
     await_near(storage.tiles.feed, ordinal);
     while (ordinal >= *static_cast<volatile uint32_t*>(&storage.tiles.num_published) + TileFeed::DEPTH)
       __nanosleep(100);
-    tile = static_cast<int>(atomicAdd(&params.comm.state->tile_ticket, 1u));
+    tile = static_cast<int>(atomicAdd(&launch.progress().tile_ticket, 1u));
     feed_tile(storage.tiles.feed, ordinal, tile);
     ++ordinal;
   } while (cursor.find(tile, &work));
@@ -256,7 +256,7 @@ __device__ __forceinline__ void run_product_cta(const RankLaunch& launch, const 
       [&](const CopyWarp& warp) {
         if (warp.warp == 0) publish_products<Config>(launch, params, storage, passes);
         if constexpr (moe::DEALS_TILES<Config>) {
-          if (warp.warp == 1) take_tiles<Config>(params, storage, passes);
+          if (warp.warp == 1) take_tiles<Config>(launch, params, storage, passes);
         }
       },
       [&](int warpgroup) __attribute__((always_inline)) {

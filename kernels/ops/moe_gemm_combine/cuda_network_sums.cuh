@@ -193,7 +193,7 @@ __device__ __forceinline__ void run_relay_cta(const RankLaunch& launch, const Ne
                                               SumStorage& storage) {
   if (threadIdx.x == 0) {
     sums_init(storage);
-    moe::wait_routed(params.comm);
+    moe::wait_routed(launch);
   }
   __syncthreads();
   const RelayWarp warp = relay_warp(params);
@@ -271,7 +271,7 @@ template <class Buffers>
 __device__ __forceinline__ void sum_own_tokens(const RankLaunch& launch, const NetworkParams& params,
                                                const Tables& tables, const NetworkTables& network,
                                                int num_warps, Buffers&& buffers) {
-  if (threadIdx.x % 32 == 0) moe::wait_routed(params.comm);
+  if (threadIdx.x % 32 == 0) moe::wait_routed(launch);
   __syncwarp();
   const moe::Counts counts(params.routing, launch.area(params.comm.rank, 0));
   sum_tokens(launch, params, num_warps, buffers, [&](int64_t token, TokenRows* rows) {

@@ -46,7 +46,7 @@ __device__ __forceinline__ void push_rows(const RankLaunch& launch, const CudaPa
   BulkPush<Storage> push(storage, warp);
   const Tracer tracer(params.comm.trace, trace_track());
   const auto take_ticket = [&] {
-    return lane == 0 ? static_cast<uint32_t>(atomicAdd(&params.comm.state->push_ticket, 1u)) : 0;
+    return lane == 0 ? static_cast<uint32_t>(atomicAdd(&launch.progress().push_ticket, 1u)) : 0;
   };
   uint32_t ticket = take_ticket();  // ahead of its use, which then need not wait for it
   PushUnit unit{};

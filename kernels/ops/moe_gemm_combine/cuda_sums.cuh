@@ -256,7 +256,7 @@ __device__ __forceinline__ void sum_tokens(const RankLaunch& launch, const CudaP
   const int num_parts = is_few ? min(num_strips, num_warps / max(1, static_cast<int>(tokens))) : 1;
   const int part_strips = (num_strips + num_parts - 1) / num_parts;
   const auto take_ticket = [&] {
-    return lane == 0 ? static_cast<uint32_t>(atomicAdd(&params.comm.state->gather_ticket, 1u)) : 0;
+    return lane == 0 ? static_cast<uint32_t>(atomicAdd(&launch.progress().gather_ticket, 1u)) : 0;
   };
   uint32_t ticket = take_ticket();
 #pragma unroll 1

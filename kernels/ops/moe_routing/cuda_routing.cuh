@@ -38,7 +38,8 @@ __device__ __forceinline__ int choice_of(const CudaRouting& routing, int64_t ite
 }
 
 // The expert of a (token, k); -1: none, or not one that can be.
-__device__ __forceinline__ int checked_expert(const CudaRouting& routing, LaunchState& state, int64_t item) {
+__device__ __forceinline__ int checked_expert(const CudaRouting& routing, LaunchProgress& progress,
+                                              int64_t item) {
   const int64_t expert = expert_at(routing, item);
   bool is_good = expert >= -1 && expert < routing.experts;
   if (is_good && expert >= 0) {
@@ -48,7 +49,7 @@ __device__ __forceinline__ int checked_expert(const CudaRouting& routing, Launch
     }
   }
   if (is_good) return static_cast<int>(expert);
-  atomicMax(reinterpret_cast<unsigned long long*>(&state.fault), ~static_cast<unsigned long long>(item));
+  atomicMax(reinterpret_cast<unsigned long long*>(&progress.fault), ~static_cast<unsigned long long>(item));
   return -1;
 }
 
@@ -74,10 +75,10 @@ __device__ __forceinline__ void number_by_expert(uint32_t* taken, int64_t begin,
 
 // All items. A token's experts differ, so items of an expert follow each other as their tokens do.
 template <class Visit>
-__device__ __forceinline__ void number_items(const CudaRouting& routing, LaunchState& state, uint32_t* taken,
-                                             int64_t begin, int64_t end, Visit&& visit) {
+__device__ __forceinline__ void number_items(const CudaRouting& routing, LaunchProgress& progress,
+                                             uint32_t* taken, int64_t begin, int64_t end, Visit&& visit) {
   number_by_expert(
-      taken, begin, end, [&](int64_t item) { return checked_expert(routing, state, item); }, visit);
+      taken, begin, end, [&](int64_t item) { return checked_expert(routing, progress, item); }, visit);
 }
 
 // The items of a counting CTA's warp.
@@ -99,12 +100,12 @@ __device__ __forceinline__ uint32_t* cta_rows(const RankComm& comm, const CudaRo
   return reinterpret_cast<uint32_t*>(comm.staging) + cta * routing.experts;
 }
 
-__device__ inline CountsHead make_head(const CudaRouting& routing, LaunchState& state, bool is_usable) {
+__device__ inline CountsHead make_head(const CudaRouting& routing, LaunchProgress& progress, bool is_usable) {
   CountsHead head{};
   head.tokens = routing.tokens;
   head.row_capacity = routing.row_capacity;
   head.has_record = routing.reads_record;
-  const uint64_t fault = ptx::ld_relaxed_gpu(&state.fault);
+  const uint64_t fault = ptx::ld_relaxed_gpu(&progress.fault);
   if (!is_usable) {
     head.fault = static_cast<int32_t>(Fault::bad_record);
   } else if (routing.combines && !routing.has_rows && routing.record->num_rows > 0) {
@@ -137,7 +138,8 @@ __device__ void send_counts(const RankLaunch& launch, const RankComm& comm, cons
   auto* numbers = smem.block + sizeof(CountsHead) / 4;
   for (int i = threadIdx.x; i < num_words; i += NUM_THREADS) smem.block[i] = 0;
   __syncthreads();
-  if (threadIdx.x == 0) *reinterpret_cast<CountsHead*>(smem.block) = make_head(routing, *comm.state, is_usable);
+  if (threadIdx.x == 0)
+    *reinterpret_cast<CountsHead*>(smem.block) = make_head(routing, launch.progress(), is_usable);
   __syncthreads();
   if (reinterpret_cast<const CountsHead*>(smem.block)->fault == 0) {
     for (int expert = threadIdx.x; expert < routing.experts; expert += NUM_THREADS) {
@@ -185,7 +187,7 @@ __device__ void count_rows(const RankLaunch& launch, const RankComm& comm, const
   __syncthreads();
   if (is_usable) {
     const WarpItems<NUM_THREADS> items(routing);
-    number_items(routing, *comm.state, smem.taken[threadIdx.x / 32], items.begin, items.end,
+    number_items(routing, launch.progress(), smem.taken[threadIdx.x / 32], items.begin, items.end,
                  [](int64_t, int, uint32_t) {});
     beside.count(items.begin, items.end);
   }
@@ -199,7 +201,7 @@ __device__ void count_rows(const RankLaunch& launch, const RankComm& comm, const
   beside.publish();
   __syncthreads();
   if (threadIdx.x == 0) {
-    smem.is_last = ptx::atom_acq_rel_gpu_add(&comm.state->num_counted, 1) + 1 ==
+    smem.is_last = ptx::atom_acq_rel_gpu_add(&launch.progress().num_counted, 1) + 1 ==
                    static_cast<uint32_t>(routing.num_counting_ctas);
   }
   __syncthreads();
@@ -314,10 +316,10 @@ __device__ inline bool finish_routing(const RankLaunch& launch, const RankComm& 
   __syncthreads();
   const bool goes_on = decision.has_counts && decision.verdict.kind == Verdict::go;
   if (threadIdx.x == 0) {
-    ptx::red_release_gpu_add(&comm.state->num_routed, 1);
+    ptx::red_release_gpu_add(&launch.progress().num_routed, 1);
     if (blockIdx.x == 0 && decision.has_counts && !goes_on) {
       // An error ends all waits: not before every CTA has its verdict.
-      while (ptx::ld_acquire_gpu(&comm.state->num_routed) < gridDim.x) __nanosleep(POLL_PAUSE_NS);
+      while (ptx::ld_acquire_gpu(&launch.progress().num_routed) < gridDim.x) __nanosleep(POLL_PAUSE_NS);
       if (launch.report(DEVICE_DATA, DeviceRole::receive, DeviceObject::counts, decision.verdict.rank, 0)) {
         const Counts counts(routing, launch.area(routing.rank, 0));
         *reinterpret_cast<DataError*>(comm.mailbox->error.details) = {
@@ -330,8 +332,8 @@ __device__ inline bool finish_routing(const RankLaunch& launch, const RankComm& 
 }
 
 // Waits until all CTAs have done their part, whose stores the calling thread then sees.
-__device__ __forceinline__ void wait_routed(const RankComm& comm) {
-  while (ptx::ld_acquire_gpu(&comm.state->num_routed) < gridDim.x) __nanosleep(POLL_PAUSE_NS);
+__device__ __forceinline__ void wait_routed(const RankLaunch& launch) {
+  while (ptx::ld_acquire_gpu(&launch.progress().num_routed) < gridDim.x) __nanosleep(POLL_PAUSE_NS);
 }
 
 // In place: each value becomes the sum of those before it, modulo 2^32, and values[count] that of all. By a

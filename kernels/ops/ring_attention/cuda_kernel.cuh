@@ -154,7 +154,7 @@ class Producer {
     return is_dealt() ? static_cast<int>(blockIdx.x) : take();
   }
   __device__ __forceinline__ int take() const {
-    const int ticket = static_cast<int>(atomicAdd(&params_.comm.state->gather_ticket, 1u));
+    const int ticket = static_cast<int>(atomicAdd(&launch_.progress().gather_ticket, 1u));
     return is_dealt() ? static_cast<int>(gridDim.x) + ticket : ticket;
   }
 
@@ -442,8 +442,8 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
     ring_attention_kernel(const __grid_constant__ CudaParams params) {
   extern __shared__ __align__(1024) uint8_t smem_bytes[];
   CudaStorage<Config>& smem = *reinterpret_cast<CudaStorage<Config>*>(smem_bytes);
-  const RankLaunch launch(params.comm);
   ptx::await_previous_grid();
+  const RankLaunch launch(params.comm);
   launch.begin_cta();
   run_compute_cta<Config>(launch, params, smem, gridDim.x, [&] { launch.greet(); });
   launch.end_cta();

@@ -220,7 +220,7 @@ __device__ __forceinline__ void forward_keys(const RankLaunch& launch, const Par
   const bool leads = threadIdx.x % 32 == 0;
   const ForwardBlocks forwards(panels, order);
   while (true) {
-    int index = leads ? static_cast<int>(atomicAdd(&params.comm.state->push_ticket, 1u)) : 0;
+    int index = leads ? static_cast<int>(atomicAdd(&launch.progress().push_ticket, 1u)) : 0;
     index = __shfl_sync(~0u, index, 0);
     if (index >= forwards.size()) return;
     ForwardBlock block;

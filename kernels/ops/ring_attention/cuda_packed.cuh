@@ -105,12 +105,12 @@ __device__ inline void share_row_begins(const Arguments& arguments, Storage& sme
   }
   __syncthreads();
   if (threadIdx.x != 0) return;
-  LaunchState& state = *comm.state;
-  if (fault >= 0) ptx::st_relaxed_gpu(&state.fault, ~static_cast<uint64_t>(fault));
+  LaunchProgress& progress = RankLaunch(comm).progress();
+  if (fault >= 0) ptx::st_relaxed_gpu(&progress.fault, ~static_cast<uint64_t>(fault));
   const uint32_t num_writers = least(comm.nranks, static_cast<int>(gridDim.x));
-  if (blockIdx.x < num_writers) ptx::red_release_gpu_add(&state.num_counted, 1);
-  while (ptx::ld_acquire_gpu(&state.num_counted) < num_writers) __nanosleep(POLL_PAUSE_NS);
-  const uint64_t found = ptx::ld_relaxed_gpu(&state.fault);
+  if (blockIdx.x < num_writers) ptx::red_release_gpu_add(&progress.num_counted, 1);
+  while (ptx::ld_acquire_gpu(&progress.num_counted) < num_writers) __nanosleep(POLL_PAUSE_NS);
+  const uint64_t found = ptx::ld_relaxed_gpu(&progress.fault);
   if (found != 0) smem.fault = static_cast<int>(~found);
   smem.params.tiles.slices.row_begins = table;
 }

@@ -148,8 +148,8 @@ __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
     ring_attention_packed_kernel(const __grid_constant__ PackedArguments<PackedParams> arguments) {
   extern __shared__ __align__(1024) uint8_t smem_bytes[];
   PackedCudaStorage<Config>& smem = *reinterpret_cast<PackedCudaStorage<Config>*>(smem_bytes);
-  const RankLaunch launch(arguments.params.comm);
   ptx::await_previous_grid();
+  const RankLaunch launch(arguments.params.comm);
   launch.begin_cta();
   const bool goes_on = begin_packed(arguments, smem.packed, [&](PackedParams& params, int rows) {
     params.lse_rows = rows;

@@ -40,8 +40,8 @@ __device__ __forceinline__ int first_part_count(const Params& params) {
 // Is it time for parts? Not while this rank has tiles to hand out, for then the others may have, too, and those
 // take as long as they take.
 template <HasRoutes Params>
-__device__ __forceinline__ bool parts_are_due(const Params& params) {
-  return ptx::ld_relaxed_gpu(&params.comm.state->gather_ticket) >= static_cast<uint32_t>(params.num_key_tiles);
+__device__ __forceinline__ bool parts_are_due(const RankLaunch& launch, const Params& params) {
+  return ptx::ld_relaxed_gpu(&launch.progress().gather_ticket) >= static_cast<uint32_t>(params.num_key_tiles);
 }
 
 // A lane's next put of parts: of relayed parts `lane`, lane + 32, ... those that there are.
@@ -148,7 +148,7 @@ __device__ __forceinline__ void send_parts(const RankLaunch& launch, const Netwo
     const int peer = __shfl_sync(~0u, is_pending ? mine.parts().source : 0, waiting);
     bool goes_on = true;
     if (lane == 0) {
-      if (!parts_are_due(params)) patience.progressed();
+      if (!parts_are_due(launch, params)) patience.progressed();
       goes_on = patience.goes_on({DeviceRole::send, DeviceObject::partial, peer, static_cast<uint64_t>(flag),
                                   launch.epoch() - 1, launch.epoch()});
     }
@@ -160,9 +160,10 @@ __device__ __forceinline__ void send_parts(const RankLaunch& launch, const Netwo
 template <HasRoutes Params>
 struct PartArrivals {
   static constexpr DeviceObject OBJECT = DeviceObject::partial;
+  const RankLaunch& launch;
   const Params& params;
 
-  __device__ __forceinline__ bool are_due() const { return parts_are_due(params); }
+  __device__ __forceinline__ bool are_due() const { return parts_are_due(launch, params); }
   __device__ __forceinline__ int num_sources() const {
     return params.comm.nranks - params.comm.order.num_local;
   }
@@ -194,7 +195,8 @@ __device__ inline void run_network_cta(const RankLaunch& launch, const Params& p
   if (warp == 2) ring_attention::receive_keys(launch, network, params);
   if (warp == 3) send_parts(launch, network, params);
   if (warp == 4)
-    ring_attention::receive_puts(launch, network, params.comm, params.panels, PartArrivals<Params>{params});
+    ring_attention::receive_puts(launch, network, params.comm, params.panels,
+                                 PartArrivals<Params>{launch, params});
   __syncthreads();
   if (warp == 0) network.wait_for_puts();
 }

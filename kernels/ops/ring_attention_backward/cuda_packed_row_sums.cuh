@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(32 * ROW_SUM_WARPS)
     o.head_bytes = rows * o.row_bytes;
     d_o.head_bytes = rows * d_o.row_bytes;
   }
-  const int bank = bank_of(ptx::ld_relaxed_sys(&of_sums.state->ends.epoch) + 1);
+  const int bank = bank_of(ptx::ld_relaxed_sys(&of_sums.state->ends.ctas[0].epoch) + 1);
   std::byte* const area = of_sums.area + bank * of_sums.bank_bytes;
 #pragma unroll 1
   for (int64_t index = blockIdx.x; index < places.num_blocks(); index += gridDim.x) {

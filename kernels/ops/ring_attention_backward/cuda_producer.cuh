@@ -105,7 +105,7 @@ class Producer {
 
  private:
   __device__ __forceinline__ int take() const {
-    return static_cast<int>(atomicAdd(&params_.comm.state->gather_ticket, 1u));
+    return static_cast<int>(atomicAdd(&launch_.progress().gather_ticket, 1u));
   }
 
   // All turns with some blocks of queries are over.

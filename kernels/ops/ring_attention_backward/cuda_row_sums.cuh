@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(32 * ROW_SUM_WARPS)
     row_sums_kernel(const __grid_constant__ RowSumParams params) {
   if (threadIdx.x == 0) ptx::let_next_grid_come();
   const QueryRowPlaces& places = params.places;
-  const int bank = bank_of(ptx::ld_relaxed_sys(&params.state->ends.epoch) + 1);
+  const int bank = bank_of(ptx::ld_relaxed_sys(&params.state->ends.ctas[0].epoch) + 1);
   std::byte* const area = params.area + bank * params.bank_bytes;
   const int64_t of_head = int64_t{places.num_runs} * places.run_blocks;
 #pragma unroll 1
