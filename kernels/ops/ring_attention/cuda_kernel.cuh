@@ -117,10 +117,13 @@ class Producer {
       put_item(smem_.items, cursor_, item,
                [&] { smem_.tiles[cursor_.slot] = work_of(work, tile, num_blocks, walk); });
       if constexpr (IsPacked<Params>) load_queries(tile);
-      const int next = take();  // ahead of its use
+      int next = num_blocks > 0 ? 0 : take();
       tracer.begin(TraceKind::load, item);
       Block block;
       for (int left = num_blocks; left > 0; --left) {
+        // No earlier: items are handed out longest first, and who asks as it begins a long one is given
+        // another.
+        if (left == 1) next = take();
         walk.next(&block);
         load_keys(tile, block);
         if (has_before) load_values(tile_before, block_before);
