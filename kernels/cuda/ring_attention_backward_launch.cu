@@ -74,7 +74,7 @@ cudaError_t launch_row_sums(const RingAttentionCall& call, const RingAttentionBa
 }
 
 // Where there are rows the first kernel comes behind all that was before, and one rank's second may begin
-// beside it.
+// beside it; unless its CTAs wait for such as come later.
 template <class Params>
 cudaError_t launch_both(const CudaKernelOf<Params>& kernel, const Params& params, int num_ctas,
                         const RingAttentionCall& call, const RingAttentionBackwardPlan& plan,
@@ -86,7 +86,8 @@ cudaError_t launch_both(const CudaKernelOf<Params>& kernel, const Params& params
     const cudaError_t error = launch_row_sums(call, plan, comm, rows, num_blocks, stream);
     if (error != cudaSuccess) return error;
   }
-  const auto launch = has_rows && comm.nranks == 1 ? launch_early<Params> : launch_cooperatively<Params>;
+  const bool is_early = has_rows && comm.nranks == 1 && !IS_ALONE<Params>;
+  const auto launch = is_early ? launch_early<Params> : launch_cooperatively<Params>;
   return launch(kernel.kernel, params, num_ctas, kernel.num_threads, kernel.smem_bytes, stream);
 }
 
@@ -172,13 +173,14 @@ cudaError_t launch_with(const CudaTableOf<Params>& table, const RingAttentionCal
   return launch_both(kernel, params, num_ctas, call, plan, comm, rows, stream);
 }
 
-cudaError_t launch_in_node(const RingAttentionCall& call, const RingAttentionBackwardPlan& plan,
+template <class Params, class Tiles>
+cudaError_t launch_in_node(const CudaTableOf<Params>& table, const Tiles& key_tiles,
+                           const RingAttentionCall& call, const RingAttentionBackwardPlan& plan,
                            const RankComm& comm, cudaStream_t stream) {
-  CudaParams params{};
-  params.key_tiles = plan.key_tiles;
+  Params params{};
+  params.key_tiles = key_tiles;
   params.panels = plan.panels;
-  return launch_with(call.dtype == MK_DTYPE_FP16 ? cuda_kernels_fp16() : cuda_kernels_bf16(), call, plan, comm,
-                     plan.plan.compute_ctas, params, stream);
+  return launch_with(table, call, plan, comm, plan.plan.compute_ctas, params, stream);
 }
 
 cudaError_t launch_between_nodes(const RingAttentionCall& call, const RingAttentionBackwardPlan& plan,
@@ -196,6 +198,8 @@ cudaError_t ring_attention_backward_prepare(bool between_nodes) {
   cudaError_t error = tensor_map_prepare();
   if (error == cudaSuccess) error = prepare_table(cuda_kernels_bf16());
   if (error == cudaSuccess) error = prepare_table(cuda_kernels_fp16());
+  if (error == cudaSuccess) error = prepare_table(cuda_circular_kernels_bf16());
+  if (error == cudaSuccess) error = prepare_table(cuda_circular_kernels_fp16());
   if (error == cudaSuccess) error = prepare_table(cuda_packed_kernels_bf16());
   if (error == cudaSuccess) error = prepare_table(cuda_packed_kernels_fp16());
   if (error == cudaSuccess) error = prepare_row_sums<__nv_bfloat16>();
@@ -216,7 +220,14 @@ cudaError_t ring_attention_backward_launch(const RingAttentionCall& call, const 
     return is_packed ? launch_packed_between_nodes(call, plan, comm, stream)
                      : launch_between_nodes(call, plan, comm, stream);
   }
-  return is_packed ? launch_packed(call, plan, comm, stream) : launch_in_node(call, plan, comm, stream);
+  if (is_packed) return launch_packed(call, plan, comm, stream);
+  const bool is_fp16 = call.dtype == MK_DTYPE_FP16;
+  if (plan.is_circular()) {
+    return launch_in_node(is_fp16 ? cuda_circular_kernels_fp16() : cuda_circular_kernels_bf16(), plan.circular,
+                          call, plan, comm, stream);
+  }
+  return launch_in_node(is_fp16 ? cuda_kernels_fp16() : cuda_kernels_bf16(), plan.key_tiles, call, plan, comm,
+                        stream);
 }
 
 }  // namespace mk

@@ -100,6 +100,37 @@ int64_t most_packed_tiles(const RingAttentionCall& call, int nranks, bool zigzag
   return int64_t{nranks} * call.kv_heads * tiles_of(packed_rows(call, nranks, zigzag));
 }
 
+// One rank's tiles, all of a head at the same time.
+CircularKeyTiles circular_tiles(const CudaSlices& slices, int num_heads, int num_ctas) {
+  const int of_head = tiles_of(slices.seq);
+  return {slices.seq, slices.causal, num_heads, std::max(1, num_ctas / std::max(1, of_head))};
+}
+
+// A block of queries passes a tile in about so long; the next tile of its head may add to its dQ so much later.
+constexpr double BLOCK_US = 2.0, TURN_US = 3.0;
+// What the tiles of a head share, queries, dO and dQ, is to stay in the L2.
+constexpr int64_t MOST_SHARED_BYTES = 48 << 20;
+
+// Of causal tiles, which differ in length, CTAs that are done with short ones begin other heads, and wait in
+// these for long ones: where a head has more tiles than that, too long.
+constexpr int MOST_CAUSAL_TILES = 12;
+
+// Is that better? No tile waits for its turn then; but CTAs that are too few for another head idle.
+bool is_better(const CircularKeyTiles& circular, const KeyTiles& tiles, const GradientPanels& panels,
+               int num_ctas) {
+  const int of_head = circular.of_head(), heads = std::min(circular.heads_at_once, circular.num_heads);
+  if (of_head < 2 || of_head > num_ctas) return false;
+  const int query_heads = panels.num_query_heads / circular.num_heads;
+  const int64_t head_bytes = int64_t{query_heads} * of_head * TILE_BLOCKS * panels.query_sums().block_bytes;
+  if (heads * head_bytes * 2 > MOST_SHARED_BYTES) return false;
+  if (circular.causal) return of_head > 2 && (of_head <= MOST_CAUSAL_TILES || circular.size() <= num_ctas);
+  const double tile_us = query_heads * of_head * TILE_BLOCKS * BLOCK_US;
+  const auto rounds = [&](int ctas) { return static_cast<double>(ceil_div(circular.size(), ctas)); };
+  const int at_a_time = num_ctas / std::clamp(tiles.heads_at_once, 1, circular.num_heads);
+  const double waits_us = (std::min(of_head, std::max(1, at_a_time)) - 1) * TURN_US;
+  return rounds(num_ctas / of_head * of_head) * tile_us < rounds(num_ctas) * tile_us + waits_us;
+}
+
 }  // namespace
 
 Result<RingAttentionBackwardPlan> ring_attention_backward_plan(const RingAttentionCall& call, int rank,
@@ -146,10 +177,15 @@ Result<RingAttentionBackwardPlan> ring_attention_backward_plan(const RingAttenti
   }
   plan.num_push_ctas = push_ctas(call, plan.panels, pushed, num_sms);
   const int most = call.tuning.compute_ctas > 0 ? std::min(num_sms, call.tuning.compute_ctas) : num_sms;
-  // CTAs that push compute afterwards.
-  plan.plan.compute_ctas =
-      static_cast<int>(std::min<int64_t>(most, std::max<int64_t>(1, num_tiles) + plan.num_push_ctas));
+  // CTAs that push compute afterwards; and where there are few tiles, others round dQ.
+  const int64_t num_blocks = plan.row_places().num_blocks();
+  plan.plan.compute_ctas = static_cast<int>(
+      std::min<int64_t>(most, std::max({int64_t{1}, num_tiles + plan.num_push_ctas, num_blocks})));
   plan.num_push_ctas = std::min<int>(plan.num_push_ctas, plan.plan.compute_ctas);
+  if (nranks == 1 && !is_packed && slices.num_runs() == 1 && plan.panels.num_heads > 0) {
+    const CircularKeyTiles circular = circular_tiles(slices, plan.panels.num_heads, plan.plan.compute_ctas);
+    if (is_better(circular, plan.key_tiles, plan.panels, plan.plan.compute_ctas)) plan.circular = circular;
+  }
   plan.plan.copy_ctas = plan.num_push_ctas;
   plan.plan.tile_m = TILE_ROWS;
   plan.plan.tile_n = BLOCK_ROWS;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/ring_attention_plan.h"
+#include "kernels/ops/ring_attention_backward/circular_blocks.h"
 #include "kernels/ops/ring_attention_backward/cuda_blocks.h"
 #include "kernels/ops/ring_attention_backward/network_parts.h"
 
@@ -12,6 +13,7 @@ struct RingAttentionBackwardPlan {
   mk_plan_t plan;
   ring_attention::QueryTiles tiles;
   ring_attention_backward::KeyTiles key_tiles;
+  ring_attention_backward::CircularKeyTiles circular;  // then key_tiles are not used; no heads: they are
   ring_attention_backward::GradientPanels panels;
   int num_key_tiles = 0;
   int num_push_ctas = 0;
@@ -25,6 +27,7 @@ struct RingAttentionBackwardPlan {
   ring_attention::NodeRanks nodes;
   int num_forward_ctas = 0;
 
+  bool is_circular() const { return circular.num_heads > 0; }
   ring_attention_backward::QueryRowPlaces row_places() const {
     if (packed_network.num_slots > 0) return packed_network.row_places();
     return network.num_slots > 0 ? network.row_places() : panels.row_places();

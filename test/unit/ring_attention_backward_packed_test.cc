@@ -15,8 +15,10 @@
 
 using namespace mk;
 using namespace mk::ring_attention_backward;
+using mk::test::BlockTurn;
 using mk::test::PackedCut;
 using mk::test::take_turns;
+using mk::test::turns_of_tile;
 
 namespace {
 
@@ -35,11 +37,12 @@ template <class Order>
 void check_turns(const PackedCut& cut, const PackedKeyTilesOf<Order>& tiles, int rank) {
   const PackedSlices& slices = cut.slices;
   const auto turns = turns_of(tiles);
-  std::map<std::tuple<int, int, int>, int> last;
+  std::vector<std::vector<BlockTurn>> of_tiles;
   for (int number = 0; number < tiles.size(); ++number) {
     const KeyTile tile = tiles.at(number);
-    if (tiles.is_seen(tile)) take_turns(turns, tile, blocks_of_tile(tiles, tile, rank), &last);
+    if (tiles.is_seen(tile)) of_tiles.push_back(turns_of_tile(turns, tile, blocks_of_tile(tiles, tile, rank)));
   }
+  auto last = take_turns(of_tiles, 1);
   for (int from = 0; from < slices.rows(rank); from += BLOCK_ROWS) {
     const QueryBlock block = {0,    0,    from / BLOCK_ROWS,
                               from, from, std::min(BLOCK_ROWS, slices.rows(rank) - from)};

@@ -151,8 +151,14 @@ class Producer {
   };
 
   // With one rank no CTA pushes before it begins, and each knows its first item without asking. Of packed
-  // sequences they begin less alike.
-  __device__ __forceinline__ bool is_dealt() const { return !IsPacked<Params> && params_.comm.nranks == 1; }
+  // sequences they begin less alike; and who joins parts must not wait for a CTA that has not come yet.
+  __device__ __forceinline__ bool is_dealt() const {
+    if constexpr (IsPacked<Params>) {
+      return false;
+    } else {
+      return params_.comm.nranks == 1 && params_.items.num_cuts == 0;
+    }
+  }
   __device__ __forceinline__ int first_item() const {
     return is_dealt() ? static_cast<int>(blockIdx.x) : take();
   }

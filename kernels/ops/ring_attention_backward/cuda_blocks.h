@@ -199,6 +199,8 @@ struct KeyTurnsOf {
     if (last >= seeing) return {before, most(stretch.first, seeing)};
     return {before - 1, stretch.first};
   }
+  // The tile's, which is the same with all blocks.
+  MK_HOST_DEVICE static int own(const KeyTurn& turn, int) { return turn.number; }
   // The last of all of a key head with a block, which sees own keys.
   MK_HOST_DEVICE int last(int head, const QueryBlock& block) const {
     const int seen = num_seen(0, tiles.slices.visible_end(block.position + block.num_rows - 1));

@@ -134,7 +134,10 @@ class Consumer {
     float d_keys[NUM_SUMS], d_values[NUM_SUMS];
     core_.add_queries(mask.is_used(), mask, d_keys, d_values);
     const KeyTile tile = tile_now();
-    if (tile.step > 0) {
+    if constexpr (IS_ALONE<Params>) {
+      core_.end_tile();
+      finish(tile, d_keys, d_values);
+    } else if (tile.step > 0) {
       core_.end_tile();
       store_parts(tile, d_keys, d_values);
       __syncwarp();
@@ -225,18 +228,24 @@ __device__ __forceinline__ void run_compute_cta(const RankLaunch& launch, const 
     const int warp = __shfl_sync(~0u, threadIdx.x % 128 / 32, 0);
     const int push_cta = static_cast<int>(blockIdx.x) - (num_ctas - params.num_push_ctas);
     if (warp > 0) {
-      if (push_cta >= 0) {
-        ring_attention::push_keys<Config>(launch, params, smem.push, smem.attention.queries[0], warp - 1,
-                                          push_cta);
+      if constexpr (!IS_ALONE<Params>) {
+        if (push_cta >= 0) {
+          ring_attention::push_keys<Config>(launch, params, smem.push, smem.attention.queries[0], warp - 1,
+                                            push_cta);
+        }
       }
       if (blockIdx.x == 0 && warp == 1) greet();
-      if (warp == 1 && params.comm.nranks > 1) signal_parts(launch, params, smem.stored);
+      if constexpr (!IS_ALONE<Params>) {
+        if (warp == 1 && params.comm.nranks > 1) signal_parts(launch, params, smem.stored);
+      }
       if (warp > 1) {
         if (threadIdx.x % 32 == 0) add_to_queries(launch, params, smem, warp - 2);
         __syncwarp();
       }
     } else {
-      if (push_cta >= 0) ring_attention::signal_keys<Config>(launch, params, smem.push);
+      if constexpr (!IS_ALONE<Params>) {
+        if (push_cta >= 0) ring_attention::signal_keys<Config>(launch, params, smem.push);
+      }
       if (ptx::elect_one()) Producer<Config, Params>(launch, params, smem).run();
       __syncwarp();
     }
@@ -246,9 +255,10 @@ __device__ __forceinline__ void run_compute_cta(const RankLaunch& launch, const 
   }
 }
 
-template <class Config>
+// `Params`: CudaParams or CircularParams.
+template <class Config, class Params>
 __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
-    ring_attention_backward_kernel(const __grid_constant__ CudaParams params) {
+    ring_attention_backward_kernel(const __grid_constant__ Params params) {
   extern __shared__ __align__(1024) uint8_t smem_bytes[];
   auto& smem = *reinterpret_cast<CudaStorage<Config>*>(smem_bytes);
   const RankLaunch launch(params.comm);
@@ -272,6 +282,9 @@ struct CudaTableOf {
 using CudaTable = CudaTableOf<CudaParams>;
 const CudaTable& cuda_kernels_bf16();
 const CudaTable& cuda_kernels_fp16();
+using CircularTable = CudaTableOf<CircularParams>;
+const CircularTable& cuda_circular_kernels_bf16();
+const CircularTable& cuda_circular_kernels_fp16();
 
 template <class Config, class Params>
 constexpr CudaKernelOf<Params> cuda_kernel_entry(void (*kernel)(Params), size_t smem_bytes) {
@@ -281,10 +294,10 @@ constexpr CudaKernelOf<Params> cuda_kernel_entry(void (*kernel)(Params), size_t 
   return {kernel, Config::NUM_THREADS, static_cast<int>(smem_bytes), Config::HEAD_DIM};
 }
 
-template <class Config>
-constexpr CudaKernelOf<CudaParams> cuda_kernel_entry() {
+template <class Config, class Params>
+constexpr CudaKernelOf<Params> cuda_kernel_entry() {
   static_assert(sizeof(CudaStorage<Config>) <= 227 * 1024);
-  return cuda_kernel_entry<Config>(ring_attention_backward_kernel<Config>, sizeof(CudaStorage<Config>));
+  return cuda_kernel_entry<Config>(ring_attention_backward_kernel<Config, Params>, sizeof(CudaStorage<Config>));
 }
 
 template <class Element>
@@ -292,10 +305,10 @@ using NarrowConfig = AttentionGradientConfig<64, 6, Element>;
 template <class Element>
 using WideConfig = AttentionGradientConfig<128, 3, Element>;
 
-template <class Element>
-const CudaTable& cuda_kernel_table() {
-  static const CudaTable table{
-      {cuda_kernel_entry<NarrowConfig<Element>>(), cuda_kernel_entry<WideConfig<Element>>()}};
+template <class Element, class Params>
+const CudaTableOf<Params>& cuda_kernel_table() {
+  static const CudaTableOf<Params> table{
+      {cuda_kernel_entry<NarrowConfig<Element>, Params>(), cuda_kernel_entry<WideConfig<Element>, Params>()}};
   return table;
 }
 

@@ -4,8 +4,11 @@
 
 #include <cuda.h>
 
+#include <type_traits>
+
 #include "kernels/device/rank_comm.h"
 #include "kernels/ops/ring_attention/cuda_params.h"
+#include "kernels/ops/ring_attention_backward/circular_blocks.h"
 #include "kernels/ops/ring_attention_backward/cuda_blocks.h"
 #include "kernels/ops/ring_attention_backward/network_parts.h"
 
@@ -61,6 +64,14 @@ struct CudaParamsOf {
 struct CudaParams : CudaParamsOf<GradientPanels> {
   KeyTiles key_tiles;
 };
+
+// Of one rank.
+struct CircularParams : CudaParamsOf<GradientPanels> {
+  CircularKeyTiles key_tiles;
+};
+// Are there no other ranks?
+template <class Params>
+constexpr bool IS_ALONE = std::is_same_v<Params, CircularParams>;
 
 // Between nodes.
 struct NetworkParams : CudaParamsOf<NetworkGradientPanels>, ring_attention::BetweenNodes {

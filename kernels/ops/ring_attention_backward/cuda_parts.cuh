@@ -17,6 +17,9 @@ __device__ __forceinline__ const KeyTiles& key_tiles_of(const CudaParams& params
 __device__ __forceinline__ int source_of(const CudaParams& params, int step) {
   return params.key_tiles.source(step);
 }
+__device__ __forceinline__ const CircularKeyTiles& key_tiles_of(const CircularParams& params) {
+  return params.key_tiles;
+}
 
 // Who gets the part of a tile of another rank's keys.
 template <class Params>

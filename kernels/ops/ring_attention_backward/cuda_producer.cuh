@@ -72,6 +72,7 @@ template <class Config, class Params>
 class Producer {
  public:
   using Storage = CudaStorage<Config>;
+  using Turns = decltype(turns_of(key_tiles_of(std::declval<const Params&>())));
 
   __device__ Producer(const RankLaunch& launch, const Params& params, Storage& smem)
       : launch_(launch), params_(params), smem_(smem), state_(smem.producer), attention_(smem.attention) {}
@@ -131,7 +132,9 @@ class Producer {
     auto walk = query_walk(params_, tile);
     state_.num_left = walk.count() * group;
     const int first_block = tile.index * TILE_BLOCKS;
-    if (tile.step > 0) await_keys(tile.step, tile.head, tile.run, first_block);
+    if constexpr (!IS_ALONE<Params>) {
+      if (tile.step > 0) await_keys(tile.step, tile.head, tile.run, first_block);
+    }
     const int num_blocks = blocks_of(tile.num_rows);
     begin_tile(num_blocks);
 #pragma unroll 1
@@ -148,9 +151,11 @@ class Producer {
         for (; index >= before.first; --index) load_queries(walk.block(stretch, index), group, before.number);
       }
     }
-    if (tile.step == 0 && params_.comm.nranks > 1) {
-      await_parts(tile);
-      ptx::mbarrier_arrive(&smem_.parts_full);
+    if constexpr (!IS_ALONE<Params>) {
+      if (tile.step == 0 && params_.comm.nranks > 1) {
+        await_parts(tile);
+        ptx::mbarrier_arrive(&smem_.parts_full);
+      }
     }
   }
 
@@ -162,7 +167,7 @@ class Producer {
     for (int i = 0; i < group; ++i) {
       const int64_t number = places.number(state_.query_head + i, block.run, block.index);
       begin_stage(streamed(block, --state_.num_left),
-                  {static_cast<int>(number), turn_before, state_.turn.number});
+                  {static_cast<int>(number), turn_before, Turns::own(state_.turn, turn_before)});
       uint64_t* const full = &attention_.stream_full[state_.stage];
       const int head = state_.first_head + i;
       load_rows(attention_.queries[state_.stage], full, query_map(params_, false), block.row, head,
@@ -223,7 +228,7 @@ class Producer {
   // A block of keys and values, which are there.
   __device__ __forceinline__ void load_keys(uint8_t* to, uint64_t* full, int step, int head, int run,
                                             int block) const {
-    if (step == 0) {
+    if (IS_ALONE<Params> || step == 0) {
       const int batch = head / params_.tiles.kv_heads;
       const int row = params_.tiles.slices.first_row(params_.comm.rank, run) + block * BLOCK_ROWS;
       const int of_batch = head - batch * params_.tiles.kv_heads;

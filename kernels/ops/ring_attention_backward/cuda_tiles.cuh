@@ -25,6 +25,10 @@ __device__ __forceinline__ QueryBlockWalk query_walk(const Params& params, const
   return {params.tiles.slices, params.comm.rank, tile.position};
 }
 
+__device__ __forceinline__ CircularQueryWalk query_walk(const CircularParams& params, const KeyTile& tile) {
+  return {params.key_tiles, tile};
+}
+
 // As consumers are told of a block.
 __device__ __forceinline__ StreamedBlock streamed(const QueryBlock& block, int num_left) {
   return {block.position, block.num_rows, num_left};

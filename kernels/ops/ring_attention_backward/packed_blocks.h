@@ -163,6 +163,7 @@ struct PackedKeyTurnsOf {
       return {0, most(stretch.first, none_from)};
     return {last_before(tile.step, tile.index, turn.number, walk.block(stretch, last)), last};
   }
+  MK_HOST_DEVICE static int own(const KeyTurn& turn, int) { return turn.number; }
   // That of own keys: the last query sees them up to itself, or to its sequence's end.
   MK_HOST_DEVICE int last(int, const QueryBlock& block) const {
     const PackedSlices& slices = tiles.slices;

@@ -1,0 +1,8 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/ops/ring_attention_backward/cuda_kernel.cuh"
+
+namespace mk::ring_attention_backward {
+
+const CircularTable& cuda_circular_kernels_bf16() { return cuda_kernel_table<__nv_bfloat16, CircularParams>(); }
+
+}  // namespace mk::ring_attention_backward
