@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <type_traits>
 
 #include "kernels/cuda/kernel_launch.h"
 #include "kernels/cuda/ring_attention_tensors.h"
@@ -86,7 +87,7 @@ cudaError_t launch_both(const CudaKernelOf<Params>& kernel, const Params& params
     const cudaError_t error = launch_row_sums(call, plan, comm, rows, num_blocks, stream);
     if (error != cudaSuccess) return error;
   }
-  const bool is_early = has_rows && comm.nranks == 1 && !IS_ALONE<Params>;
+  const bool is_early = has_rows && comm.nranks == 1 && !std::is_same_v<Params, CircularParams>;
   const auto launch = is_early ? launch_early<Params> : launch_cooperatively<Params>;
   return launch(kernel.kernel, params, num_ctas, kernel.num_threads, kernel.smem_bytes, stream);
 }
@@ -198,6 +199,8 @@ cudaError_t ring_attention_backward_prepare(bool between_nodes) {
   cudaError_t error = tensor_map_prepare();
   if (error == cudaSuccess) error = prepare_table(cuda_kernels_bf16());
   if (error == cudaSuccess) error = prepare_table(cuda_kernels_fp16());
+  if (error == cudaSuccess) error = prepare_table(cuda_alone_kernels_bf16());
+  if (error == cudaSuccess) error = prepare_table(cuda_alone_kernels_fp16());
   if (error == cudaSuccess) error = prepare_table(cuda_circular_kernels_bf16());
   if (error == cudaSuccess) error = prepare_table(cuda_circular_kernels_fp16());
   if (error == cudaSuccess) error = prepare_table(cuda_packed_kernels_bf16());
@@ -222,12 +225,16 @@ cudaError_t ring_attention_backward_launch(const RingAttentionCall& call, const 
   }
   if (is_packed) return launch_packed(call, plan, comm, stream);
   const bool is_fp16 = call.dtype == MK_DTYPE_FP16;
+  if (comm.nranks > 1) {
+    return launch_in_node(is_fp16 ? cuda_kernels_fp16() : cuda_kernels_bf16(), plan.key_tiles, call, plan, comm,
+                          stream);
+  }
   if (plan.is_circular()) {
     return launch_in_node(is_fp16 ? cuda_circular_kernels_fp16() : cuda_circular_kernels_bf16(), plan.circular,
                           call, plan, comm, stream);
   }
-  return launch_in_node(is_fp16 ? cuda_kernels_fp16() : cuda_kernels_bf16(), plan.key_tiles, call, plan, comm,
-                        stream);
+  return launch_in_node(is_fp16 ? cuda_alone_kernels_fp16() : cuda_alone_kernels_bf16(), plan.key_tiles, call,
+                        plan, comm, stream);
 }
 
 }  // namespace mk

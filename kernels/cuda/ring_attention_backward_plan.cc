@@ -2,6 +2,7 @@
 #include "kernels/cuda/ring_attention_backward_plan.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "kernels/plan.h"
 
@@ -100,35 +101,29 @@ int64_t most_packed_tiles(const RingAttentionCall& call, int nranks, bool zigzag
   return int64_t{nranks} * call.kv_heads * tiles_of(packed_rows(call, nranks, zigzag));
 }
 
-// One rank's tiles, all of a head at the same time.
-CircularKeyTiles circular_tiles(const CudaSlices& slices, int num_heads, int num_ctas) {
-  const int of_head = tiles_of(slices.seq);
-  return {slices.seq, slices.causal, num_heads, std::max(1, num_ctas / std::max(1, of_head))};
-}
-
 // A block of queries passes a tile in about so long; the next tile of its head may add to its dQ so much later.
 constexpr double BLOCK_US = 2.0, TURN_US = 3.0;
-// What the tiles of a head share, queries, dO and dQ, is to stay in the L2.
+// Where all tiles of a head wait for the slowest of them, each round of the CTAs takes so much longer.
+constexpr double ROUND_US = 3.0;
+// What the tiles of heads share that are computed at the same time, queries, dO and dQ, is to stay in the L2.
 constexpr int64_t MOST_SHARED_BYTES = 48 << 20;
 
-// Of causal tiles, which differ in length, CTAs that are done with short ones begin other heads, and wait in
-// these for long ones: where a head has more tiles than that, too long.
-constexpr int MOST_CAUSAL_TILES = 12;
-
-// Is that better? No tile waits for its turn then; but CTAs that are too few for another head idle.
-bool is_better(const CircularKeyTiles& circular, const KeyTiles& tiles, const GradientPanels& panels,
-               int num_ctas) {
-  const int of_head = circular.of_head(), heads = std::min(circular.heads_at_once, circular.num_heads);
-  if (of_head < 2 || of_head > num_ctas) return false;
-  const int query_heads = panels.num_query_heads / circular.num_heads;
-  const int64_t head_bytes = int64_t{query_heads} * of_head * TILE_BLOCKS * panels.query_sums().block_bytes;
-  if (heads * head_bytes * 2 > MOST_SHARED_BYTES) return false;
-  if (circular.causal) return of_head > 2 && (of_head <= MOST_CAUSAL_TILES || circular.size() <= num_ctas);
+// One rank without a mask: is it better that all tiles of a head are computed at the same time, so that none
+// waits for its turn, but CTAs that are too few for another head do?
+bool is_better_circular(const KeyTiles& tiles, const GradientPanels& panels, int num_ctas) {
+  const int of_head = tiles.tiles_of_step(0), num_heads = tiles.num_heads;
+  if (num_heads == 0 || of_head < 2 || of_head > num_ctas) return false;
+  const int query_heads = panels.num_query_heads / num_heads, heads = num_ctas / of_head;
+  const int64_t head_bytes = int64_t{query_heads} * of_head * TILE_BLOCKS * 2 * panels.query_sums().block_bytes;
+  if (std::min(heads, num_heads) * head_bytes > MOST_SHARED_BYTES) return false;
   const double tile_us = query_heads * of_head * TILE_BLOCKS * BLOCK_US;
-  const auto rounds = [&](int ctas) { return static_cast<double>(ceil_div(circular.size(), ctas)); };
-  const int at_a_time = num_ctas / std::clamp(tiles.heads_at_once, 1, circular.num_heads);
+  const auto circular_rounds = static_cast<double>(ceil_div(num_heads, heads));
+  // Of many rounds the last need not be full.
+  const double rounds = static_cast<double>(tiles.size()) / num_ctas;
+  const int at_a_time = num_ctas / std::min(tiles.heads_at_once, num_heads);
   const double waits_us = (std::min(of_head, std::max(1, at_a_time)) - 1) * TURN_US;
-  return rounds(num_ctas / of_head * of_head) * tile_us < rounds(num_ctas) * tile_us + waits_us;
+  return circular_rounds * (tile_us + ROUND_US) <
+         (rounds < 3 ? std::ceil(rounds) : rounds) * tile_us + waits_us;
 }
 
 }  // namespace
@@ -182,9 +177,9 @@ Result<RingAttentionBackwardPlan> ring_attention_backward_plan(const RingAttenti
   plan.plan.compute_ctas = static_cast<int>(
       std::min<int64_t>(most, std::max({int64_t{1}, num_tiles + plan.num_push_ctas, num_blocks})));
   plan.num_push_ctas = std::min<int>(plan.num_push_ctas, plan.plan.compute_ctas);
-  if (nranks == 1 && !is_packed && slices.num_runs() == 1 && plan.panels.num_heads > 0) {
-    const CircularKeyTiles circular = circular_tiles(slices, plan.panels.num_heads, plan.plan.compute_ctas);
-    if (is_better(circular, plan.key_tiles, plan.panels, plan.plan.compute_ctas)) plan.circular = circular;
+  if (nranks == 1 && !slices.causal && !is_packed &&
+      is_better_circular(plan.key_tiles, plan.panels, plan.plan.compute_ctas)) {
+    plan.circular = {static_cast<int>(call.seq), plan.panels.num_heads};
   }
   plan.plan.copy_ctas = plan.num_push_ctas;
   plan.plan.tile_m = TILE_ROWS;

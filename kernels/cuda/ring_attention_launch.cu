@@ -74,11 +74,11 @@ cudaError_t launch(const CudaKernelOf<Params>& kernel, const Params& params, con
   return launch(kernel.kernel, params, num_ctas, kernel.num_threads, kernel.smem_bytes, stream);
 }
 
-cudaError_t launch_in_node(const RingAttentionCall& call, const RingAttentionPlan& plan, const RankComm& comm,
-                           cudaStream_t stream) {
-  CudaParams params{};
-  const auto* kernel = fill_params(call.dtype == MK_DTYPE_FP16 ? cuda_kernels_fp16() : cuda_kernels_bf16(),
-                                   call, plan, comm, &params);
+template <class Params>
+cudaError_t launch_in_node(const CudaTableOf<Params>& table, const RingAttentionCall& call,
+                           const RingAttentionPlan& plan, const RankComm& comm, cudaStream_t stream) {
+  Params params{};
+  const auto* kernel = fill_params(table, call, plan, comm, &params);
   if (kernel == nullptr) return cudaErrorInvalidValue;
   params.panels = plan.panels;
   return launch(*kernel, params, comm, plan.plan.compute_ctas, stream);
@@ -149,6 +149,8 @@ cudaError_t ring_attention_prepare(bool between_nodes) {
   cudaError_t error = tensor_map_prepare();
   if (error == cudaSuccess) error = prepare_table(cuda_kernels_bf16());
   if (error == cudaSuccess) error = prepare_table(cuda_kernels_fp16());
+  if (error == cudaSuccess) error = prepare_table(cuda_alone_kernels_bf16());
+  if (error == cudaSuccess) error = prepare_table(cuda_alone_kernels_fp16());
   if (error == cudaSuccess) error = prepare_table(cuda_packed_kernels_bf16());
   if (error == cudaSuccess) error = prepare_table(cuda_packed_kernels_fp16());
   if (!between_nodes) return error;
@@ -167,7 +169,13 @@ cudaError_t ring_attention_launch(const RingAttentionCall& call, const RingAtten
     return is_packed ? launch_packed_between_nodes(call, plan, comm, stream)
                      : launch_between_nodes(call, plan, comm, stream);
   }
-  return is_packed ? launch_packed(call, plan, comm, stream) : launch_in_node(call, plan, comm, stream);
+  if (is_packed) return launch_packed(call, plan, comm, stream);
+  const bool is_fp16 = call.dtype == MK_DTYPE_FP16;
+  if (comm.nranks == 1) {
+    return launch_in_node(is_fp16 ? cuda_alone_kernels_fp16() : cuda_alone_kernels_bf16(), call, plan, comm,
+                          stream);
+  }
+  return launch_in_node(is_fp16 ? cuda_kernels_fp16() : cuda_kernels_bf16(), call, plan, comm, stream);
 }
 
 }  // namespace mk

@@ -150,13 +150,13 @@ class Producer {
     }
   };
 
-  // With one rank no CTA pushes before it begins, and each knows its first item without asking. Of packed
-  // sequences they begin less alike; and who joins parts must not wait for a CTA that has not come yet.
+  // One rank's CTAs begin alike, and each knows its first item without asking; but who joins parts must not
+  // wait for a CTA that has not come yet.
   __device__ __forceinline__ bool is_dealt() const {
-    if constexpr (IsPacked<Params>) {
-      return false;
+    if constexpr (IsAlone<Params>) {
+      return params_.items.num_cuts == 0;
     } else {
-      return params_.comm.nranks == 1 && params_.items.num_cuts == 0;
+      return false;
     }
   }
   __device__ __forceinline__ int first_item() const {
@@ -195,7 +195,9 @@ class Producer {
   }
 
   __device__ __forceinline__ void load_keys(const QueryTile& tile, const Block& block) {
-    if (block.step > 0) await_panel(tile, block);
+    if constexpr (!IsAlone<Params>) {
+      if (block.step > 0) await_panel(tile, block);
+    }
     AttentionStorage<Config>& smem = smem_.attention;
     wait_barrier(&smem.keys_empty[keys_.index], keys_.phase ^ 1);
     smem_.blocks[keys_.index] = block;
@@ -229,7 +231,7 @@ class Producer {
   __device__ __forceinline__ void load_part(const QueryTile& tile, const Block& block, bool value, uint8_t* to,
                                             uint64_t* full) {
     ptx::mbarrier_arrive_expect_tx(full, Config::KEY_BYTES);
-    if (block.step == 0) {
+    if (IsAlone<Params> || block.step == 0) {
       const int row = first_row_of<Config>(params_, block);
 #pragma unroll
       for (int column = 0; column < Config::NUM_COLUMN_BLOCKS; ++column) {
@@ -426,12 +428,16 @@ __device__ __forceinline__ void run_compute_cta(const RankLaunch& launch, const 
     const int warp = __shfl_sync(~0u, threadIdx.x % 128 / 32, 0);
     const int push_cta = static_cast<int>(blockIdx.x) - (num_ctas - params.num_push_ctas);
     if (warp > 0) {
-      if (push_cta >= 0) {
-        push_keys<Config>(launch, params, smem.push, smem.attention.keys[0], warp - 1, push_cta);
+      if constexpr (!IsAlone<Params>) {
+        if (push_cta >= 0) {
+          push_keys<Config>(launch, params, smem.push, smem.attention.keys[0], warp - 1, push_cta);
+        }
       }
       if (blockIdx.x == 0 && warp == 3) greet();
     } else {
-      if (push_cta >= 0) signal_keys<Config>(launch, params, smem.push);
+      if constexpr (!IsAlone<Params>) {
+        if (push_cta >= 0) signal_keys<Config>(launch, params, smem.push);
+      }
       if (ptx::elect_one()) Producer<Config, Params, Storage>(launch, params, smem).run();
       __syncwarp();
     }
@@ -446,9 +452,10 @@ __device__ __forceinline__ void run_compute_cta(const RankLaunch& launch, const 
   }
 }
 
-template <class Config>
+// `Params`: CudaParams or AloneParams.
+template <class Config, class Params>
 __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
-    ring_attention_kernel(const __grid_constant__ CudaParams params) {
+    ring_attention_kernel(const __grid_constant__ Params params) {
   extern __shared__ __align__(1024) uint8_t smem_bytes[];
   CudaStorage<Config>& smem = *reinterpret_cast<CudaStorage<Config>*>(smem_bytes);
   ptx::await_previous_grid();
@@ -475,6 +482,9 @@ struct CudaTableOf {
 using CudaTable = CudaTableOf<CudaParams>;
 const CudaTable& cuda_kernels_bf16();
 const CudaTable& cuda_kernels_fp16();
+using AloneTable = CudaTableOf<AloneParams>;
+const AloneTable& cuda_alone_kernels_bf16();
+const AloneTable& cuda_alone_kernels_fp16();
 
 template <class Config, class Params>
 constexpr CudaKernelOf<Params> cuda_kernel_entry(void (*kernel)(Params), size_t smem_bytes) {
@@ -484,20 +494,20 @@ constexpr CudaKernelOf<Params> cuda_kernel_entry(void (*kernel)(Params), size_t 
           Config::HEAD_DIM, Config::BLOCK_M,     Config::BLOCK_N};
 }
 
-template <class Config>
-constexpr CudaKernelOf<CudaParams> cuda_kernel_entry() {
-  return cuda_kernel_entry<Config>(ring_attention_kernel<Config>, sizeof(CudaStorage<Config>));
+template <class Config, class Params>
+constexpr CudaKernelOf<Params> cuda_kernel_entry() {
+  return cuda_kernel_entry<Config>(ring_attention_kernel<Config, Params>, sizeof(CudaStorage<Config>));
 }
 
 template <int TILE, class Element>
 struct ConfigOf : AttentionConfig<CUDA_TILES[TILE].head_dim, CUDA_TILES[TILE].block_m, CUDA_TILES[TILE].block_n,
                                   CUDA_TILES[TILE].num_stages, Element> {};
 
-template <class Element>
-const CudaTable& cuda_kernel_table() {
-  static const CudaTable table{{cuda_kernel_entry<ConfigOf<0, Element>>(),
-                                cuda_kernel_entry<ConfigOf<1, Element>>(),
-                                cuda_kernel_entry<ConfigOf<2, Element>>()}};
+template <class Element, class Params>
+const CudaTableOf<Params>& cuda_kernel_table() {
+  static const CudaTableOf<Params> table{{cuda_kernel_entry<ConfigOf<0, Element>, Params>(),
+                                          cuda_kernel_entry<ConfigOf<1, Element>, Params>(),
+                                          cuda_kernel_entry<ConfigOf<2, Element>, Params>()}};
   return table;
 }
 

@@ -3,6 +3,6 @@
 
 namespace mk::ring_attention {
 
-const CudaTable& cuda_kernels_bf16() { return cuda_kernel_table<__nv_bfloat16>(); }
+const CudaTable& cuda_kernels_bf16() { return cuda_kernel_table<__nv_bfloat16, CudaParams>(); }
 
 }  // namespace mk::ring_attention

@@ -3,6 +3,6 @@
 
 namespace mk::ring_attention {
 
-const CudaTable& cuda_kernels_fp16() { return cuda_kernel_table<__half>(); }
+const CudaTable& cuda_kernels_fp16() { return cuda_kernel_table<__half, CudaParams>(); }
 
 }  // namespace mk::ring_attention

@@ -37,6 +37,14 @@ struct CudaParamsOf {
 // Inside a node.
 using CudaParams = CudaParamsOf<KeyPanels>;
 
+// Of one rank, whose kernels have nothing of what there is between ranks: not because it would take long, but
+// roles have no registers to spare.
+struct AloneParams : CudaParams {
+  static constexpr bool IS_ALONE = true;
+};
+template <class Params>
+concept IsAlone = Params::IS_ALONE;
+
 // Between nodes.
 struct NetworkParams : CudaParamsOf<NetworkPanels>, BetweenNodes {};
 

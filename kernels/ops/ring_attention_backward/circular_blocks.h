@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Gradients of one rank's attention, as cuda_blocks.h has them of any number. All tiles of a head are computed
-// at the same time, and each begins with the blocks of queries in its own place, from where on it goes up, and
-// without a mask from behind the last on from the first. So at any time they are at different blocks, and none
-// waits for another's turn; tiles that begin with the same block begin a turn apart.
+// Gradients of one rank's attention without a mask, as cuda_blocks.h has them of any. All tiles of a head are
+// computed at the same time, and each begins with the blocks of queries in its own place, from where on it goes
+// up, and behind the last on from the first. So at any time they are at different blocks, and none waits for
+// another's turn; tiles that begin with the same block begin a turn apart.
 //
 // With each part of the blocks, as many as a tile has, the tile in whose place they are comes first, then the
 // one before it, and so on; behind the first the last. So tiles wait for some that are handed out behind them:
@@ -13,27 +13,17 @@
 
 namespace mk::ring_attention_backward {
 
-// Those of some heads in turn, the longest first, then those of the next heads: no more than there are CTAs, of
-// which then those of the first heads that are not done have all been handed out.
+// Handed out head by head: those of the first head that is not done all have been, if there are as many CTAs as
+// a head has tiles.
 struct CircularKeyTiles {
   int rows;  // of the sequence
-  bool causal;
   int num_heads;
-  int heads_at_once;
 
   MK_HOST_DEVICE int of_head() const { return tiles_of(rows); }
   MK_HOST_DEVICE int64_t size() const { return int64_t{num_heads} * of_head(); }
   MK_HOST_DEVICE KeyTile at(int index) const {
-    const int first_head = index / (heads_at_once * of_head()) * heads_at_once;
-    const int heads = least(heads_at_once, num_heads - first_head);
-    index -= first_head * of_head();
-    const int tile = index / heads;
-    return {0,
-            first_head + index - tile * heads,
-            0,
-            tile,
-            tile * TILE_ROWS,
-            least(TILE_ROWS, rows - tile * TILE_ROWS)};
+    const int head = index / of_head(), tile = index - head * of_head();
+    return {0, head, 0, tile, tile * TILE_ROWS, least(TILE_ROWS, rows - tile * TILE_ROWS)};
   }
   MK_HOST_DEVICE static constexpr bool is_seen(const KeyTile&) { return true; }
 };
@@ -49,9 +39,7 @@ struct CircularKeyTurns {
     return {others < 0 ? others + tiles.of_head() : others, part.first};
   }
   MK_HOST_DEVICE static int own(const KeyTurn&, int before) { return before + 1; }
-  MK_HOST_DEVICE int last(int, const QueryBlock& block) const {
-    return tiles.causal ? block.index / TILE_BLOCKS + 1 : tiles.of_head();
-  }
+  MK_HOST_DEVICE int last(int, const QueryBlock&) const { return tiles.of_head(); }
 };
 
 MK_HOST_DEVICE CircularKeyTurns turns_of(const CircularKeyTiles& tiles) { return {tiles}; }
@@ -59,12 +47,10 @@ MK_HOST_DEVICE CircularKeyTurns turns_of(const CircularKeyTiles& tiles) { return
 class CircularQueryWalk {
  public:
   MK_HOST_DEVICE CircularQueryWalk(const CircularKeyTiles& tiles, const KeyTile& tile)
-      : rows_(tiles.rows), part_(tile.index), num_left_(tiles.of_head() - (tiles.causal ? tile.index : 0)) {}
+      : rows_(tiles.rows), part_(tile.index), num_left_(tiles.of_head()) {}
 
   // Before the first next().
-  MK_HOST_DEVICE int count() const {
-    return num_left_ * TILE_BLOCKS - blocks_of(rows_) % TILE_BLOCKS;  // the last part may have a block less
-  }
+  MK_HOST_DEVICE int count() const { return blocks_of(rows_); }
   MK_HOST_DEVICE bool next(QueryStretch* part) {
     if (--num_left_ < 0) return false;
     const int first = part_ * TILE_BLOCKS, last = blocks_of(rows_) - 1;

@@ -134,7 +134,7 @@ class Consumer {
     float d_keys[NUM_SUMS], d_values[NUM_SUMS];
     core_.add_queries(mask.is_used(), mask, d_keys, d_values);
     const KeyTile tile = tile_now();
-    if constexpr (IS_ALONE<Params>) {
+    if constexpr (IsAlone<Params>) {
       core_.end_tile();
       finish(tile, d_keys, d_values);
     } else if (tile.step > 0) {
@@ -228,14 +228,14 @@ __device__ __forceinline__ void run_compute_cta(const RankLaunch& launch, const 
     const int warp = __shfl_sync(~0u, threadIdx.x % 128 / 32, 0);
     const int push_cta = static_cast<int>(blockIdx.x) - (num_ctas - params.num_push_ctas);
     if (warp > 0) {
-      if constexpr (!IS_ALONE<Params>) {
+      if constexpr (!IsAlone<Params>) {
         if (push_cta >= 0) {
           ring_attention::push_keys<Config>(launch, params, smem.push, smem.attention.queries[0], warp - 1,
                                             push_cta);
         }
       }
       if (blockIdx.x == 0 && warp == 1) greet();
-      if constexpr (!IS_ALONE<Params>) {
+      if constexpr (!IsAlone<Params>) {
         if (warp == 1 && params.comm.nranks > 1) signal_parts(launch, params, smem.stored);
       }
       if (warp > 1) {
@@ -243,7 +243,7 @@ __device__ __forceinline__ void run_compute_cta(const RankLaunch& launch, const 
         __syncwarp();
       }
     } else {
-      if constexpr (!IS_ALONE<Params>) {
+      if constexpr (!IsAlone<Params>) {
         if (push_cta >= 0) ring_attention::signal_keys<Config>(launch, params, smem.push);
       }
       if (ptx::elect_one()) Producer<Config, Params>(launch, params, smem).run();
@@ -255,7 +255,7 @@ __device__ __forceinline__ void run_compute_cta(const RankLaunch& launch, const 
   }
 }
 
-// `Params`: CudaParams or CircularParams.
+// `Params`: CudaParams, AloneParams or CircularParams.
 template <class Config, class Params>
 __global__ void __launch_bounds__(Config::NUM_THREADS, 1)
     ring_attention_backward_kernel(const __grid_constant__ Params params) {
@@ -282,6 +282,9 @@ struct CudaTableOf {
 using CudaTable = CudaTableOf<CudaParams>;
 const CudaTable& cuda_kernels_bf16();
 const CudaTable& cuda_kernels_fp16();
+using AloneTable = CudaTableOf<AloneParams>;
+const AloneTable& cuda_alone_kernels_bf16();
+const AloneTable& cuda_alone_kernels_fp16();
 using CircularTable = CudaTableOf<CircularParams>;
 const CircularTable& cuda_circular_kernels_bf16();
 const CircularTable& cuda_circular_kernels_fp16();

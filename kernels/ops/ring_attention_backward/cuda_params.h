@@ -4,8 +4,6 @@
 
 #include <cuda.h>
 
-#include <type_traits>
-
 #include "kernels/device/rank_comm.h"
 #include "kernels/ops/ring_attention/cuda_params.h"
 #include "kernels/ops/ring_attention_backward/circular_blocks.h"
@@ -65,13 +63,15 @@ struct CudaParams : CudaParamsOf<GradientPanels> {
   KeyTiles key_tiles;
 };
 
-// Of one rank.
-struct CircularParams : CudaParamsOf<GradientPanels> {
-  CircularKeyTiles key_tiles;
+// Of one rank (see IsAlone), whose tiles may be in either order.
+template <class Tiles>
+struct AloneParamsOf : CudaParamsOf<GradientPanels> {
+  static constexpr bool IS_ALONE = true;
+  Tiles key_tiles;
 };
-// Are there no other ranks?
-template <class Params>
-constexpr bool IS_ALONE = std::is_same_v<Params, CircularParams>;
+using AloneParams = AloneParamsOf<KeyTiles>;
+using CircularParams = AloneParamsOf<CircularKeyTiles>;
+using ring_attention::IsAlone;
 
 // Between nodes.
 struct NetworkParams : CudaParamsOf<NetworkGradientPanels>, ring_attention::BetweenNodes {

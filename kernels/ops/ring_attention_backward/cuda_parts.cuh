@@ -17,7 +17,8 @@ __device__ __forceinline__ const KeyTiles& key_tiles_of(const CudaParams& params
 __device__ __forceinline__ int source_of(const CudaParams& params, int step) {
   return params.key_tiles.source(step);
 }
-__device__ __forceinline__ const CircularKeyTiles& key_tiles_of(const CircularParams& params) {
+template <class Tiles>
+__device__ __forceinline__ const Tiles& key_tiles_of(const AloneParamsOf<Tiles>& params) {
   return params.key_tiles;
 }
 

@@ -132,7 +132,7 @@ class Producer {
     auto walk = query_walk(params_, tile);
     state_.num_left = walk.count() * group;
     const int first_block = tile.index * TILE_BLOCKS;
-    if constexpr (!IS_ALONE<Params>) {
+    if constexpr (!IsAlone<Params>) {
       if (tile.step > 0) await_keys(tile.step, tile.head, tile.run, first_block);
     }
     const int num_blocks = blocks_of(tile.num_rows);
@@ -151,7 +151,7 @@ class Producer {
         for (; index >= before.first; --index) load_queries(walk.block(stretch, index), group, before.number);
       }
     }
-    if constexpr (!IS_ALONE<Params>) {
+    if constexpr (!IsAlone<Params>) {
       if (tile.step == 0 && params_.comm.nranks > 1) {
         await_parts(tile);
         ptx::mbarrier_arrive(&smem_.parts_full);
@@ -228,7 +228,7 @@ class Producer {
   // A block of keys and values, which are there.
   __device__ __forceinline__ void load_keys(uint8_t* to, uint64_t* full, int step, int head, int run,
                                             int block) const {
-    if (IS_ALONE<Params> || step == 0) {
+    if (IsAlone<Params> || step == 0) {
       const int batch = head / params_.tiles.kv_heads;
       const int row = params_.tiles.slices.first_row(params_.comm.rank, run) + block * BLOCK_ROWS;
       const int of_batch = head - batch * params_.tiles.kv_heads;

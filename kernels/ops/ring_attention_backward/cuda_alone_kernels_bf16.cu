@@ -3,6 +3,7 @@
 
 namespace mk::ring_attention_backward {
 
+const AloneTable& cuda_alone_kernels_bf16() { return cuda_kernel_table<__nv_bfloat16, AloneParams>(); }
 const CircularTable& cuda_circular_kernels_bf16() { return cuda_kernel_table<__nv_bfloat16, CircularParams>(); }
 
 }  // namespace mk::ring_attention_backward
