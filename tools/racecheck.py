@@ -32,6 +32,7 @@ PERF = {
     "attention-64": "ring_attention --shape batch=1,seq=1024,heads=2,kv_heads=1,dim=64,causal=0",
     "attention-packed": "ring_attention --shape batch=1,seq=1024,heads=2,kv_heads=1,dim=128,causal=1,packed=3",
     "backward": "ring_attention_backward --shape batch=1,seq=1024,heads=2,kv_heads=1,dim=128,causal=1",
+    "backward-around": "ring_attention_backward --shape batch=1,seq=1024,heads=2,kv_heads=1,dim=128,causal=0",
     "backward-packed": "ring_attention_backward --shape batch=1,seq=512,heads=2,kv_heads=1,dim=128,causal=1,packed=3",
 }
 TESTS = {

@@ -145,6 +145,8 @@ int main(int argc, char** argv) {
   }
   const std::deque<AttentionProblem> replayed = mk::test::make_problems(alike);
   const std::deque<AttentionProblem> cut = mk::test::make_problems({long_case(MK_CAUSAL_ZIGZAG, 128)});
+  // One rank's tiles of keys that go around.
+  const std::deque<AttentionProblem> around = mk::test::make_problems({long_case(MK_CAUSAL_NONE, 128)});
   mk::test::RankJob all, one;
   all.node_of_rank.assign(static_cast<size_t>(options.nranks), 0);
   one.node_of_rank.assign(1, 0);
@@ -152,7 +154,10 @@ int main(int argc, char** argv) {
   Watchdog watchdog(tally, options.nranks);
   run_ranks(options.nranks, [&](Rank& rank) {
     Seat own(one, 0, rank.alone, rank.stream);
-    if (rank.rank == 0) run_all(own, watchdog, 0, alone, "alone");
+    if (rank.rank == 0) {
+      run_all(own, watchdog, 0, alone, "alone");
+      run_same_bits<Backward>(own, tally, watchdog, 0, around[0], options.quick ? 20 : 200);
+    }
     rank.meet();
     Seat seat(all, rank.rank, rank.comm, rank.stream);
     run_all(seat, watchdog, rank.rank, together, "together");
