@@ -449,7 +449,7 @@ size_t CudaRank::flight_record(mk_flight_entry_t* entries, size_t capacity) cons
     entry.epoch = epoch;
     entry.op = static_cast<mk_operator_t>(flight.op);
     std::copy(std::begin(flight.shape), std::end(flight.shape), entry.shape);
-    const bool has_ended = epoch <= ended;
+    const bool has_ended = epoch <= ended && ends.end_ns[place] >= flight.start_ns;
     // A launch begins when the one before it has ended, whether the GPU has told of its end or not.
     const uint64_t end_ns = has_ended      ? ends.end_ns[place]
                             : epoch < last ? mailbox_->flights[(epoch + 1) % NUM_FLIGHTS].start_ns

@@ -6,6 +6,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -78,7 +79,9 @@ class CudaRank {
         arrays_(context.topology),
         order_(make_rank_order(arrays_.view())),
         room_(room),
-        device_(device) {}
+        device_(device) {
+    room_.num_sms = std::min(room_.num_sms, PartialsLayout::MAX_CTAS);  // each CTA has a place in LaunchEnds
+  }
   Status allocate(Deadline deadline);
   Status connect_network(Deadline deadline);
   Status prime(uint32_t region, Deadline deadline);

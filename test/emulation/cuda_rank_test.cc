@@ -78,6 +78,30 @@ TEST_CASE("an arena's banks are its launches' alone, however late the network's 
   }
 }
 
+TEST_CASE("a launch that begins while a CTA of another is inside says so", "[emulation]") {
+  CHECK(run_ranks(RankKind::threads, backend_cases().front(), {0, 0, 0}, [](Rank& rank) -> std::string {
+          EmulatedGpu gpu(rank);
+          MK_EXPECT_OK(gpu.set_up(1, 4096));
+          RankComm comm = gpu.comm();
+          comm.entry.op = MK_OPERATOR_GEMM_ALLREDUCE;
+          for (const bool is_alone : {true, false}) {
+            const uint32_t others = !is_alone && rank.rank == 1 ? 1 : 0;
+            comm.state->num_inside += others;
+            emulation::run_ctas(2, 1, [&] {
+              const RankLaunch launch(comm);
+              launch.begin_cta();
+              if (blockIdx.x == 0) launch.greet();
+              launch.end_cta();
+            });
+            MK_EXPECT(comm.state->num_inside == others);
+            const bool is_told = gpu.sentence().find("began while another was running") != std::string::npos;
+            MK_EXPECT(is_told == (others > 0));
+          }
+          MK_EXPECT(rank.barrier());
+          return "";
+        }) == "");
+}
+
 TEST_CASE("the flight record says which launches run, have ended, have failed or were aborted", "[emulation]") {
   constexpr uint64_t kLast = 5;
   CHECK(run_ranks(RankKind::threads, backend_cases().front(), {0, 0, 0}, [](Rank& rank) -> std::string {

@@ -58,21 +58,20 @@ inline std::map<std::tuple<int, int, int>, int> take_turns(const std::vector<std
       ++next;
     }
     if (ctas.empty()) return last;
-    const auto before = last;  // all at a time
-    bool goes_on = false;
+    // All at a time: none takes a turn for which another one of these must go on first.
+    const auto next_turn = [&](const Cta& cta) -> const BlockTurn& { return tiles[cta.tile][cta.place]; };
+    std::vector<Cta*> going;
     for (Cta& cta : ctas) {
-      const BlockTurn& turn = tiles[cta.tile][cta.place];
-      const auto had = before.find(turn.block);
-      if ((had == before.end() ? 0 : had->second) != turn.before) {
-        if (num_waits != nullptr) ++*num_waits;
-        continue;
-      }
+      if (last[next_turn(cta).block] == next_turn(cta).before) going.push_back(&cta);
+    }
+    if (going.empty()) return {};
+    if (num_waits != nullptr) *num_waits += static_cast<int64_t>(ctas.size() - going.size());
+    for (Cta* cta : going) {
+      const BlockTurn& turn = next_turn(*cta);
       REQUIRE(turn.own > turn.before);
       last[turn.block] = turn.own;
-      ++cta.place;
-      goes_on = true;
+      ++cta->place;
     }
-    if (!goes_on) return {};
   }
 }
 
